@@ -1,0 +1,279 @@
+use super::plan::{AttentionKernel, AttentionPlan};
+use super::portable::{
+    BatchShapeLaunch, KeySource, PortableSpec, ScoreParamsLaunch, attention_kernel,
+};
+use super::{AttentionOptions, AttentionProblem};
+use crate::cache::CacheProblem;
+use crate::check::{Check, F32, I32};
+use crate::error::KernelError;
+use crate::launcher::Launcher;
+use crate::layout::{HeadLayoutLaunch, head_layout, slot_layout};
+use crate::paged::BlockTableShape;
+use crate::tensor::TensorRef;
+
+/// The keys and values that queries attend over.
+#[derive(Clone, Copy, Debug)]
+pub enum Keys<'a> {
+    /// Sequences one after the other.
+    Packed {
+        /// Keys, `[total_keys, num_kv_heads, head_dim]`, last axis contiguous.
+        k: &'a TensorRef,
+        /// Values, as `k`.
+        v: &'a TensorRef,
+        /// Where sequences begin, `[num_seqs + 1]`, i32; starts at 0, never falls.
+        cu_seqlens_k: &'a TensorRef,
+    },
+    /// Sequences in blocks of one layer's cache.
+    Paged {
+        /// Keys, `[num_blocks, block_size, num_kv_heads, head_dim]`, contiguous.
+        k_cache: &'a TensorRef,
+        /// Values, as `k_cache`.
+        v_cache: &'a TensorRef,
+        /// Blocks of each sequence, `[num_seqs, max_blocks]`, i32, last axis contiguous.
+        block_table: &'a TensorRef,
+        /// Keys of each sequence, `[num_seqs]`, i32.
+        seq_lens: &'a TensorRef,
+    },
+}
+
+/// Attention of packed queries over packed keys or over the paged cache.
+///
+/// `out[t, h] = Σ_j softmax_j(scale · q[t, h] · k[j]) · v[j]`, over the keys that row `t` sees;
+/// `lse[t, h]` is the natural logarithm of the sum of the exponents.
+///
+/// # Shapes
+/// - `q`: `[num_tokens, num_heads, head_dim]`, f32 | f16 | bf16, last axis contiguous;
+///   `head_dim <= 256`, `num_heads` a multiple of `num_kv_heads`
+/// - `cu_seqlens_q`: `[num_seqs + 1]`, i32; starts at 0, never falls
+/// - `keys`: see [`Keys`], the dtype of `q`
+/// - `out`: as `q`
+/// - `lse`: `[num_tokens, num_heads]`, f32, contiguous
+///
+/// # Numerics
+/// Everything in f32, one cast on write. A row that sees no key gives 0 and −inf, and so does a row
+/// past the last sequence. Keys that nobody may see are not read. A key whose block is none of the
+/// cache's is left out.
+///
+/// # Errors
+/// [`KernelError::Invalid`] if shapes, strides, dtypes, buffers or options disagree,
+/// [`KernelError::Unsupported`] and [`KernelError::Launch`] if the device cannot serve them.
+pub fn attention(
+    launcher: &Launcher,
+    q: &TensorRef,
+    cu_seqlens_q: &TensorRef,
+    keys: Keys<'_>,
+    out: &TensorRef,
+    lse: &TensorRef,
+    options: &AttentionOptions,
+) -> Result<(), KernelError> {
+    let check = Check::new("attention");
+    let [num_tokens, num_heads, head_dim] = check.sizes("q", q)?;
+    let dtype = check.float(launcher.facts(), "q", q)?;
+    let [num_offsets] = check.sizes("cu_seqlens_q", cu_seqlens_q)?;
+    let Some(num_seqs) = num_offsets.checked_sub(1) else {
+        return check.invalid("cu_seqlens_q is empty, expected at least one entry".into());
+    };
+    let source = Source::checked(check, launcher, keys, num_seqs)?;
+    let num_kv_heads = source.k.shape()[source.k.shape().len() - 2];
+    let problem = AttentionProblem {
+        num_tokens,
+        num_seqs,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        dtype,
+    };
+    problem.check(check, options)?;
+    check.same(
+        "keys",
+        "head_dim",
+        source.k.shape().last().unwrap_or(&0),
+        &head_dim,
+    )?;
+    check.same("keys", "dtype", &source.k.dtype(), &dtype)?;
+    check.rows("q", q, &[num_tokens, num_heads, head_dim], dtype)?;
+    check.contiguous("cu_seqlens_q", cu_seqlens_q, &[num_seqs + 1], I32)?;
+    check.rows("out", out, &[num_tokens, num_heads, head_dim], dtype)?;
+    check.contiguous("lse", lse, &[num_tokens, num_heads], F32)?;
+    let inputs = [("q", q), ("keys", source.k), ("values", source.v)];
+    check.output("out", out, &inputs)?;
+    check.output("lse", lse, &[("out", out), inputs[0], inputs[1], inputs[2]])?;
+    if num_tokens == 0 || num_heads == 0 {
+        return Ok(());
+    }
+
+    let n = launcher.vector_size(dtype, &[head_dim], &[q, source.k, source.v, out]);
+    let plan = AttentionPlan::new(launcher.facts(), &problem, n);
+    match plan.kernel {
+        AttentionKernel::Portable => portable(
+            check,
+            launcher,
+            &problem,
+            &plan,
+            &Operands {
+                q,
+                cu_seqlens_q,
+                source,
+                out,
+                lse,
+            },
+            options,
+        ),
+    }
+}
+
+/// In place of a block table, where keys are packed and the kernel reads none.
+const NO_TABLE: BlockTableShape = BlockTableShape {
+    row_stride: 0,
+    max_blocks: 0,
+    block_size: 1,
+    num_blocks: 0,
+};
+
+/// The tensors of a launch, checked.
+struct Operands<'a> {
+    q: &'a TensorRef,
+    cu_seqlens_q: &'a TensorRef,
+    source: Source<'a>,
+    out: &'a TensorRef,
+    lse: &'a TensorRef,
+}
+
+/// Packed and paged keys in the form that a kernel takes.
+struct Source<'a> {
+    kind: KeySource,
+    k: &'a TensorRef,
+    v: &'a TensorRef,
+    kv_lens: &'a TensorRef,
+    block_table: &'a TensorRef,
+    table: BlockTableShape,
+    max_keys: i32,
+}
+
+impl<'a> Source<'a> {
+    fn checked(
+        check: Check,
+        launcher: &Launcher,
+        keys: Keys<'a>,
+        num_seqs: usize,
+    ) -> Result<Self, KernelError> {
+        match keys {
+            Keys::Packed { k, v, cu_seqlens_k } => {
+                let shape: [usize; 3] = check.sizes("k", k)?;
+                let dtype = check.float(launcher.facts(), "k", k)?;
+                check.rows("k", k, &shape, dtype)?;
+                check.rows("v", v, &shape, dtype)?;
+                check.contiguous("cu_seqlens_k", cu_seqlens_k, &[num_seqs + 1], I32)?;
+                if shape[0] > i32::MAX as usize {
+                    return check.too_large(format!("{} keys, more than an i32 counts", shape[0]));
+                }
+                Ok(Self {
+                    kind: KeySource::Packed,
+                    k,
+                    v,
+                    kv_lens: cu_seqlens_k,
+                    // Not read by the kernel for packed keys; any i32 buffer will do.
+                    block_table: cu_seqlens_k,
+                    table: NO_TABLE,
+                    max_keys: shape[0] as i32,
+                })
+            }
+            Keys::Paged {
+                k_cache,
+                v_cache,
+                block_table,
+                seq_lens,
+            } => {
+                let cache = CacheProblem::checked(check, launcher.facts(), k_cache, v_cache)?;
+                let table = cache.check_block_table(check, block_table, num_seqs)?;
+                let max_positions = table.max_blocks.saturating_mul(table.block_size);
+                check.contiguous("seq_lens", seq_lens, &[num_seqs], I32)?;
+                Ok(Self {
+                    kind: KeySource::Paged,
+                    k: k_cache,
+                    v: v_cache,
+                    kv_lens: seq_lens,
+                    block_table,
+                    table,
+                    max_keys: i32::try_from(max_positions).unwrap_or(i32::MAX),
+                })
+            }
+        }
+    }
+
+    fn layout(&self, tensor: &TensorRef, vector_size: usize) -> HeadLayoutLaunch {
+        match self.kind {
+            KeySource::Packed => head_layout(tensor, vector_size),
+            KeySource::Paged => slot_layout(tensor, vector_size),
+        }
+    }
+}
+
+fn portable(
+    check: Check,
+    launcher: &Launcher,
+    problem: &AttentionProblem,
+    plan: &AttentionPlan,
+    operands: &Operands<'_>,
+    options: &AttentionOptions,
+) -> Result<(), KernelError> {
+    let Operands {
+        q,
+        cu_seqlens_q,
+        source,
+        out,
+        lse,
+    } = operands;
+    let n = plan.vector_size;
+    let tensors = [*q, source.k, source.v, *out];
+    let (count, dim, address) = launcher.topology(check, plan.grid, n, &tensors)?;
+    // A wider window hides nothing, and positions less a window must not wrap.
+    let window = options.window.filter(|&window| window < 1 << 30);
+    let spec = PortableSpec {
+        keys: source.kind,
+        head_vectors: problem.head_dim / n,
+        unroll: plan.unroll,
+        causal: options.causal,
+        windowed: window.is_some(),
+        softcapped: options.softcap.is_some(),
+    };
+    // SAFETY: every tensor lies in its buffer, lengths and blocks are tested against the tables and
+    // the keys, the outputs overlap nothing, and surplus units end first.
+    unsafe {
+        attention_kernel::launch_unchecked(
+            launcher.client(),
+            count,
+            dim,
+            address,
+            n,
+            q.buffer_arg(n),
+            source.k.buffer_arg(n),
+            source.v.buffer_arg(n),
+            cu_seqlens_q.buffer_arg(1),
+            source.kv_lens.buffer_arg(1),
+            source.block_table.buffer_arg(1),
+            out.buffer_arg(n),
+            lse.buffer_arg(1),
+            head_layout(q, n),
+            source.layout(source.k, n),
+            source.layout(source.v, n),
+            head_layout(out, n),
+            source.table.arg(),
+            BatchShapeLaunch::new(
+                problem.num_tokens,
+                problem.num_seqs,
+                problem.num_heads,
+                problem.num_heads / problem.num_kv_heads,
+                source.max_keys,
+            ),
+            ScoreParamsLaunch::new(
+                options.scale,
+                options.softcap.unwrap_or(1.0),
+                window.map_or(0, |window| window as i32),
+            ),
+            spec,
+            problem.dtype,
+        );
+    }
+    Ok(())
+}

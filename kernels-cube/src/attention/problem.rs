@@ -1,0 +1,62 @@
+use cubecl::ir::ElemType;
+
+use super::AttentionOptions;
+use crate::check::Check;
+use crate::error::KernelError;
+
+/// The largest `head_dim` that the kernels take.
+const MAX_HEAD_DIM: usize = 256;
+
+/// The sizes that decide how attention is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionProblem {
+    /// Query rows of the whole batch.
+    pub num_tokens: usize,
+    /// Sequences.
+    pub num_seqs: usize,
+    /// Query heads.
+    pub num_heads: usize,
+    /// Key and value heads; divides `num_heads`.
+    pub num_kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// The type of queries, keys, values and output.
+    pub dtype: ElemType,
+}
+
+impl AttentionProblem {
+    pub(super) fn check(
+        &self,
+        check: Check,
+        options: &AttentionOptions,
+    ) -> Result<(), KernelError> {
+        let Self {
+            num_tokens,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            ..
+        } = *self;
+        if num_kv_heads == 0 || !num_heads.is_multiple_of(num_kv_heads) {
+            return check.invalid(format!("{num_heads} heads over {num_kv_heads} kv heads"));
+        }
+        if head_dim == 0 || head_dim > MAX_HEAD_DIM {
+            return check.unsupported(format!("head_dim {head_dim}, at most {MAX_HEAD_DIM}"));
+        }
+        if num_tokens > i32::MAX as usize {
+            return check.too_large(format!("{num_tokens} rows, more than an i32 counts"));
+        }
+        if !options.scale.is_finite() {
+            return check.invalid(format!("scale {}", options.scale));
+        }
+        if options.window == Some(0) {
+            return check.invalid("a window of 0 positions".into());
+        }
+        match options.softcap {
+            Some(softcap) if !(softcap.is_finite() && softcap > 0.0) => {
+                check.invalid(format!("softcap {softcap}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

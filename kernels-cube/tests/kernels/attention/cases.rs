@@ -1,0 +1,214 @@
+//! The table of cases, each over packed and over paged keys.
+
+use burn_paged_kernels::{AttentionOptions, Launcher};
+
+use super::host::{Blocks, Heads, HostBatch, run_packed, run_paged};
+use crate::arith::{Arith, Dtype};
+use crate::compare::assert_close;
+use crate::place::{Layout, launchers, runs};
+
+/// Queries and keys of each sequence: decode rows, prompts, chunks on a prefix, empty sequences,
+/// rows without keys, more queries than keys.
+const LENS: [(usize, usize); 9] = [
+    (1, 17),
+    (5, 5),
+    (0, 0),
+    (3, 40),
+    (4, 2),
+    (1, 1),
+    (2, 0),
+    (0, 9),
+    (7, 23),
+];
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    heads: Heads,
+    block_size: usize,
+    causal: bool,
+    window: Option<usize>,
+    softcap: Option<f32>,
+    /// Bound of the queries: the larger, the more peaked the softmax.
+    q_bound: f64,
+    layout: Layout,
+}
+
+const BASE: Case = Case {
+    heads: heads(3, 2, 64),
+    block_size: 16,
+    causal: true,
+    window: None,
+    softcap: None,
+    q_bound: 4.0,
+    layout: Layout::Dense,
+};
+
+const fn heads(group_size: usize, num_kv_heads: usize, head_dim: usize) -> Heads {
+    Heads {
+        group_size,
+        num_kv_heads,
+        head_dim,
+    }
+}
+
+const CASES: [Case; 23] = [
+    BASE,
+    Case {
+        heads: heads(1, 3, 64),
+        q_bound: 30.0,
+        ..BASE
+    },
+    Case {
+        heads: heads(4, 2, 72),
+        block_size: 5,
+        ..BASE
+    },
+    Case {
+        heads: heads(7, 2, 80),
+        block_size: 1,
+        ..BASE
+    },
+    Case {
+        heads: heads(8, 1, 96),
+        block_size: 64,
+        ..BASE
+    },
+    Case {
+        heads: heads(1, 2, 128),
+        causal: false,
+        ..BASE
+    },
+    Case {
+        heads: heads(4, 1, 256),
+        block_size: 5,
+        q_bound: 12.0,
+        ..BASE
+    },
+    Case {
+        heads: heads(3, 2, 8),
+        block_size: 3,
+        causal: false,
+        ..BASE
+    },
+    Case {
+        heads: heads(2, 1, 255),
+        block_size: 7,
+        ..BASE
+    },
+    Case {
+        heads: heads(3, 1, 33),
+        block_size: 4,
+        ..BASE
+    },
+    Case {
+        heads: heads(1, 1, 1),
+        block_size: 2,
+        ..BASE
+    },
+    Case {
+        window: Some(5),
+        ..BASE
+    },
+    Case {
+        window: Some(1),
+        block_size: 5,
+        ..BASE
+    },
+    Case {
+        window: Some(3),
+        causal: false,
+        softcap: Some(10.0),
+        block_size: 5,
+        ..BASE
+    },
+    Case {
+        window: Some(usize::MAX),
+        block_size: 64,
+        ..BASE
+    },
+    Case {
+        softcap: Some(2.0),
+        q_bound: 30.0,
+        ..BASE
+    },
+    Case {
+        q_bound: 0.0,
+        causal: false,
+        block_size: 5,
+        ..BASE
+    },
+    Case {
+        q_bound: 1000.0,
+        ..BASE
+    },
+    Case {
+        layout: Layout::Pitched,
+        heads: heads(3, 2, 72),
+        ..BASE
+    },
+    Case {
+        layout: Layout::Slice,
+        ..BASE
+    },
+    Case {
+        layout: Layout::OddSlice,
+        ..BASE
+    },
+    Case {
+        layout: Layout::Transposed,
+        block_size: 1,
+        ..BASE
+    },
+    Case {
+        layout: Layout::Slice,
+        heads: heads(7, 2, 80),
+        window: Some(9),
+        ..BASE
+    },
+];
+
+#[test]
+fn attention_agrees_with_plain_loops() {
+    let mut count = 0;
+    for case in &CASES {
+        for dtype in Dtype::ALL {
+            for launcher in launchers() {
+                if runs(&launcher, dtype) {
+                    run_case(&launcher, case, dtype);
+                    count += 2;
+                }
+            }
+        }
+    }
+    println!("attention: {count} cases");
+}
+
+fn run_case(launcher: &Launcher, case: &Case, dtype: Dtype) {
+    let options = AttentionOptions {
+        scale: (case.heads.head_dim as f32).sqrt().recip(),
+        causal: case.causal,
+        window: case.window,
+        softcap: case.softcap,
+    };
+    let mut batch = HostBatch::random(dtype, case.heads, &LENS, case.q_bound);
+    let blocks = Blocks::shuffled(&batch.kv_lens(), case.block_size, true);
+    blocks.share(&mut batch);
+
+    let exact = batch.attend(Arith::Exact, &options);
+    let plain = batch.attend(Arith::Plain(dtype), &options);
+    let plain_f32 = batch.attend(Arith::Plain(Dtype::F32), &options);
+    let packed = run_packed(launcher, &batch, case.layout, &options);
+    let paged = run_paged(launcher, &batch, case.layout, &blocks, f64::NAN, &options);
+    for (keys, (out, lse)) in [("packed", &packed), ("paged", &paged)] {
+        let what = format!("{keys} {case:?}");
+        assert_close(&what, dtype, out, &exact.0, &plain.0);
+        // The log-sum-exp is f32 whatever the dtype.
+        assert_close(
+            &format!("lse {what}"),
+            Dtype::F32,
+            lse,
+            &exact.1,
+            &plain_f32.1,
+        );
+    }
+}

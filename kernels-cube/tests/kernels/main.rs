@@ -1,0 +1,21 @@
+//! Every kernel against plain loops on the host, on the runtime that the features link.
+//!
+//! - `arith.rs`, `random.rs`: dtypes and their rounding, reproducible numbers
+//! - `place.rs`: tensors on the device in any layout, with poison around them
+//! - `compare.rs`: the one comparison
+//! - `attention/`, `cache.rs`, `norm.rs`, `rotary.rs`, `rows.rs`: one file per op or pair of ops
+//! - `refuse.rs`: what is refused before a launch
+#![cfg(any(feature = "cpu", feature = "cuda"))]
+#![allow(clippy::print_stdout, reason = "tests say how many cases they ran")]
+
+mod arith;
+mod attention;
+mod bf16;
+mod cache;
+mod compare;
+mod norm;
+mod place;
+mod random;
+mod refuse;
+mod rotary;
+mod rows;

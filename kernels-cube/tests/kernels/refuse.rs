@@ -1,0 +1,279 @@
+//! What is refused before a launch, and what launches nothing.
+
+use burn_paged_kernels::{
+    AttentionOptions, DeviceFacts, KernelError, Keys, Launcher, RotaryTable, TensorRef, attention,
+    embedding, gather_kv, greedy, rms_norm, rotary, silu_and_mul, store_kv,
+};
+
+use crate::arith::Dtype;
+use crate::place::{Layout, Placed, ints, launcher};
+
+fn zeros(launcher: &Launcher, dtype: Dtype, shape: &[usize]) -> TensorRef {
+    Placed::dense(launcher, dtype, shape, &vec![0.0; shape.iter().product()]).tensor
+}
+
+fn invalid(result: Result<(), KernelError>, part: &str) {
+    match result {
+        Err(KernelError::Invalid { reason, .. }) => {
+            assert!(reason.contains(part), "{reason:?} does not say {part:?}");
+        }
+        other => panic!("expected an invalid argument about {part:?}, got {other:?}"),
+    }
+}
+
+#[test]
+fn shapes_dtypes_and_strides_are_checked() {
+    let on = &launcher();
+    let f32 = |shape: &[usize]| zeros(on, Dtype::F32, shape);
+    let x = f32(&[3, 8]);
+    let out = f32(&[3, 8]);
+    invalid(
+        rms_norm(on, &x, &f32(&[7]), 1e-5, &out),
+        "[7], expected [8]",
+    );
+    invalid(
+        rms_norm(on, &x, &zeros(on, Dtype::F16, &[8]), 1e-5, &out),
+        "expected f32",
+    );
+    invalid(rms_norm(on, &x, &f32(&[8]), f32::NAN, &out), "epsilon NaN");
+    invalid(
+        rms_norm(on, &f32(&[3, 2, 4]), &f32(&[8]), 1e-5, &out),
+        "expected 2 axes",
+    );
+    invalid(silu_and_mul(on, &f32(&[3, 7]), &out), "7 columns");
+    invalid(
+        greedy(on, &x, &ints(on, &[2], &[0; 2])),
+        "[2], expected [3]",
+    );
+    invalid(
+        greedy(on, &ints(on, &[3, 8], &[0; 24]), &ints(on, &[3], &[0; 3])),
+        "expected f32",
+    );
+
+    let columns = TensorRef::new(x.handle().clone(), [8, 3], [1, 8], x.dtype());
+    invalid(
+        rms_norm(on, &columns, &f32(&[3]), 1e-5, &f32(&[8, 3])),
+        "stride 8 along its last",
+    );
+}
+
+#[test]
+fn tensors_outside_their_buffer_are_refused() {
+    let on = &launcher();
+    let short = zeros(on, Dtype::F32, &[2, 8]);
+    let out = zeros(on, Dtype::F32, &[3, 8]);
+    let weight = zeros(on, Dtype::F32, &[8]);
+    let long = TensorRef::contiguous(short.handle().clone(), [3, 8], short.dtype());
+    invalid(
+        rms_norm(on, &long, &weight, 1e-5, &out),
+        "buffer of 64 bytes",
+    );
+    let huge = [usize::MAX / 2, 8];
+    let huge = TensorRef::new(short.handle().clone(), huge, [8, 1], short.dtype());
+    invalid(rms_norm(on, &huge, &weight, 1e-5, &out), "does not fit");
+    let moved = TensorRef::contiguous(
+        short.handle().clone().offset_start(4),
+        [2, 8],
+        short.dtype(),
+    );
+    let out = zeros(on, Dtype::F32, &[2, 8]);
+    invalid(
+        rms_norm(on, &moved, &weight, 1e-5, &out),
+        "buffer of 60 bytes",
+    );
+}
+
+#[test]
+fn outputs_that_overlap_are_refused() {
+    let on = &launcher();
+    let x = zeros(on, Dtype::F32, &[3, 8]);
+    let weight = zeros(on, Dtype::F32, &[8]);
+    invalid(
+        rms_norm(on, &x, &weight, 1e-5, &x),
+        "out shares memory with x",
+    );
+    let repeated = TensorRef::new(
+        zeros(on, Dtype::F32, &[8]).handle().clone(),
+        [3, 8],
+        [0, 1],
+        x.dtype(),
+    );
+    invalid(rms_norm(on, &x, &weight, 1e-5, &repeated), "repeats");
+    let cache = zeros(on, Dtype::F32, &[2, 2, 1, 8]);
+    let k = zeros(on, Dtype::F32, &[1, 1, 8]);
+    let slots = ints(on, &[1], &[0]);
+    invalid(
+        store_kv(on, &k, &k, &cache, &cache, &slots),
+        "k_cache shares memory with v_cache",
+    );
+    // Two halves of one buffer do not overlap.
+    let both = zeros(on, Dtype::F32, &[6, 8]);
+    let half = TensorRef::contiguous(both.handle().clone(), [3, 8], both.dtype());
+    let other = TensorRef::contiguous(both.handle().clone().offset_start(96), [3, 8], both.dtype());
+    rms_norm(on, &half, &weight, 1e-5, &other).unwrap();
+}
+
+#[test]
+fn attention_refuses_what_it_cannot_honour() {
+    let on = &launcher();
+    let f32 = |shape: &[usize]| zeros(on, Dtype::F32, shape);
+    let cu_seqlens = ints(on, &[2], &[0, 3]);
+    let run = |heads: usize, kv_heads: usize, head_dim: usize, options: AttentionOptions| {
+        let (k, v) = (f32(&[3, kv_heads, head_dim]), f32(&[3, kv_heads, head_dim]));
+        let keys = Keys::Packed {
+            k: &k,
+            v: &v,
+            cu_seqlens_k: &cu_seqlens,
+        };
+        let q = f32(&[3, heads, head_dim]);
+        let (out, lse) = (f32(&[3, heads, head_dim]), f32(&[3, heads]));
+        attention(on, &q, &cu_seqlens, keys, &out, &lse, &options)
+    };
+    let options = AttentionOptions::causal(8);
+    run(4, 2, 8, options).unwrap();
+    invalid(run(33, 2, 8, options), "33 heads over 2 kv heads");
+    invalid(run(3, 2, 8, options), "3 heads over 2 kv heads");
+    invalid(
+        run(
+            4,
+            2,
+            8,
+            AttentionOptions {
+                scale: f32::INFINITY,
+                ..options
+            },
+        ),
+        "scale inf",
+    );
+    invalid(
+        run(
+            4,
+            2,
+            8,
+            AttentionOptions {
+                window: Some(0),
+                ..options
+            },
+        ),
+        "window of 0",
+    );
+    invalid(
+        run(
+            4,
+            2,
+            8,
+            AttentionOptions {
+                softcap: Some(0.0),
+                ..options
+            },
+        ),
+        "softcap 0",
+    );
+    let wide = run(1, 1, 257, options);
+    assert!(
+        matches!(wide, Err(KernelError::Unsupported { .. })),
+        "{wide:?}"
+    );
+}
+
+#[test]
+fn caches_are_checked() {
+    let on = &launcher();
+    let k = zeros(on, Dtype::F32, &[1, 1, 8]);
+    let slots = ints(on, &[1], &[0]);
+    let cache = |shape: &[usize]| zeros(on, Dtype::F32, shape);
+    let store =
+        |k_cache: &TensorRef, v_cache: &TensorRef| store_kv(on, &k, &k, k_cache, v_cache, &slots);
+    invalid(
+        store(&cache(&[2, 2, 1, 8]), &cache(&[2, 2, 2, 8])),
+        "expected [2, 2, 1, 8]",
+    );
+    invalid(
+        store(&cache(&[2, 2, 2, 8]), &cache(&[2, 2, 2, 8])),
+        "expected [1, 2, 8]",
+    );
+    let pitched = Placed::poison(on, Dtype::F32, &[2, 2, 1, 8], Layout::Pitched);
+    invalid(
+        store(&pitched.tensor, &cache(&[2, 2, 1, 8])),
+        "expected it contiguous",
+    );
+    let none = cache(&[2, 0, 1, 8]);
+    invalid(store(&none, &none), "block_size is 0");
+}
+
+#[test]
+fn devices_without_a_dtype_or_with_a_small_grid_say_so() {
+    let base = launcher();
+    let facts = DeviceFacts {
+        f16: false,
+        max_cube_count: (1, 1, 1),
+        ..base.facts().clone()
+    };
+    let on = &Launcher::with_facts(base.client().clone(), facts);
+    let weight = zeros(on, Dtype::F16, &[8]);
+    let (x, out) = (
+        zeros(on, Dtype::F16, &[3, 8]),
+        zeros(on, Dtype::F16, &[3, 8]),
+    );
+    let refused = rms_norm(on, &x, &weight, 1e-5, &out);
+    assert!(
+        matches!(refused, Err(KernelError::Unsupported { .. })),
+        "{refused:?}"
+    );
+    let (x, out) = (
+        zeros(on, Dtype::F32, &[9999, 8]),
+        zeros(on, Dtype::F32, &[9999, 8]),
+    );
+    let refused = rms_norm(on, &x, &zeros(on, Dtype::F32, &[8]), 1e-5, &out);
+    assert!(
+        matches!(refused, Err(KernelError::Launch { .. })),
+        "{refused:?}"
+    );
+}
+
+/// Empty tensors once divided by zero, or launched a grid of nothing.
+#[test]
+fn empty_inputs_are_legal() {
+    let on = &launcher();
+    let f32 = |shape: &[usize]| zeros(on, Dtype::F32, shape);
+    let i32 = |shape: &[usize]| ints(on, shape, &vec![0; shape.iter().product()]);
+    let none = i32(&[0]);
+    let cu_seqlens = i32(&[1]);
+    let (k, q) = (f32(&[0, 2, 8]), f32(&[0, 4, 8]));
+    let (k_cache, v_cache) = (f32(&[3, 4, 2, 8]), f32(&[3, 4, 2, 8]));
+    store_kv(on, &k, &k, &k_cache, &v_cache, &none).unwrap();
+    gather_kv(
+        on,
+        &k_cache,
+        &v_cache,
+        &i32(&[0, 2]),
+        &cu_seqlens,
+        &k,
+        &f32(&[0, 2, 8]),
+    )
+    .unwrap();
+    rms_norm(on, &f32(&[0, 8]), &f32(&[8]), 1e-5, &f32(&[0, 8])).unwrap();
+    silu_and_mul(on, &f32(&[0, 16]), &f32(&[0, 8])).unwrap();
+    greedy(on, &f32(&[0, 8]), &none).unwrap();
+    embedding(on, &f32(&[5, 8]), &none, &f32(&[0, 8])).unwrap();
+    let rope = RotaryTable {
+        positions: &none,
+        table: &f32(&[9, 8]),
+    };
+    rotary(on, &q, &k, rope, &f32(&[0, 4, 8]), &f32(&[0, 2, 8])).unwrap();
+    let options = AttentionOptions::causal(8);
+    let keys = Keys::Packed {
+        k: &k,
+        v: &k,
+        cu_seqlens_k: &cu_seqlens,
+    };
+    let (out, lse) = (f32(&[0, 4, 8]), f32(&[0, 4]));
+    attention(on, &q, &cu_seqlens, keys, &out, &lse, &options).unwrap();
+    let keys = Keys::Paged {
+        k_cache: &k_cache,
+        v_cache: &v_cache,
+        block_table: &i32(&[0, 2]),
+        seq_lens: &none,
+    };
+    attention(on, &q, &cu_seqlens, keys, &out, &lse, &options).unwrap();
+}
