@@ -1,0 +1,298 @@
+//! The ops on every CubeCL runtime: tensors become buffers with strides, `burn-paged-kernels` does the rest.
+
+use burn::backend::{
+    cubecl::dtype_to_storage_type,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn::tensor::{DType, Shape};
+use burn_cubecl::{
+    CubeBackend, kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype,
+    tensor::CubeTensor,
+};
+use burn_paged_kernels::{self as kernels, KernelError, Keys, Launcher, TensorRef};
+
+use crate::{AttentionOptions, ops::InferenceOps};
+
+/// A tensor as the kernels take it. Its strides are kept: only the last axis must be contiguous.
+fn tensor_ref(tensor: &CubeTensor) -> TensorRef {
+    TensorRef::new(
+        tensor.handle.clone(),
+        tensor.meta.shape().clone(),
+        tensor.meta.strides().clone(),
+        dtype_to_storage_type(tensor.dtype),
+    )
+}
+
+/// An input whose last axis is contiguous, copied only if it was not.
+fn rows(tensor: CubeTensor) -> CubeTensor {
+    let strides = tensor.meta.strides();
+    let is_contiguous = strides.last().is_none_or(|stride| *stride == 1);
+    if is_contiguous {
+        tensor
+    } else {
+        into_contiguous(tensor)
+    }
+}
+
+/// An input without gaps: index tensors, which the kernels read as flat buffers.
+fn flat(tensor: CubeTensor) -> CubeTensor {
+    if tensor.is_contiguous() {
+        tensor
+    } else {
+        into_contiguous(tensor)
+    }
+}
+
+/// A contiguous output beside `like`. Its contents are whatever the memory held.
+fn output(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
+    let (client, device) = (like.client.clone(), like.device.clone());
+    empty_device_contiguous_dtype(client, device, shape.into(), dtype)
+}
+
+fn launcher(tensor: &CubeTensor) -> Launcher {
+    Launcher::new(tensor.client.clone())
+}
+
+/// A refused launch is a wrong call that the public functions should have caught, or a device that cannot serve it;
+/// both end the call with the kernel's own words.
+fn launched(result: Result<(), KernelError>) {
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+}
+
+/// Refuses a cache that a launch would not write in place.
+fn assert_unique(op: &str, cache: &CubeTensor) {
+    assert!(
+        cache.can_mut(),
+        "{op}: the cache is shared: a second handle of it, shape {:?}, is alive",
+        cache.meta.shape()
+    );
+}
+
+fn kernel_options(options: AttentionOptions, head_dim: usize) -> kernels::AttentionOptions {
+    kernels::AttentionOptions {
+        scale: options.scale_for(head_dim),
+        causal: options.causal,
+        window: options.window,
+        softcap: options.softcap,
+    }
+}
+
+/// Launches attention over `keys` and gives the output and the log-sum-exp.
+fn attend(
+    q: CubeTensor,
+    cu_seqlens_q: CubeTensor,
+    keys: Keys<'_>,
+    options: AttentionOptions,
+) -> (CubeTensor, CubeTensor) {
+    let (q, cu_seqlens_q) = (rows(q), flat(cu_seqlens_q));
+    let shape = q.meta.shape().clone();
+    let out = output(&q, shape.clone(), q.dtype);
+    let lse = output(&q, Shape::new([shape[0], shape[1]]), DType::F32);
+    launched(kernels::attention(
+        &launcher(&q),
+        &tensor_ref(&q),
+        &tensor_ref(&cu_seqlens_q),
+        keys,
+        &tensor_ref(&out),
+        &tensor_ref(&lse),
+        &kernel_options(options, shape[2]),
+    ));
+    (out, lse)
+}
+
+impl InferenceOps for CubeBackend {
+    fn store_kv(
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        k_cache: FloatTensor<Self>,
+        v_cache: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        assert_unique("store_kv", &k_cache);
+        assert_unique("store_kv", &v_cache);
+        let (k, v, slots) = (rows(k), rows(v), flat(slots));
+        launched(kernels::store_kv(
+            &launcher(&k),
+            &tensor_ref(&k),
+            &tensor_ref(&v),
+            &tensor_ref(&k_cache),
+            &tensor_ref(&v_cache),
+            &tensor_ref(&slots),
+        ));
+        (k_cache, v_cache)
+    }
+
+    fn gather_kv(
+        k_cache: &FloatTensor<Self>,
+        v_cache: &FloatTensor<Self>,
+        block_table: IntTensor<Self>,
+        cu_seqlens_k: IntTensor<Self>,
+        num_keys: usize,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let cache_shape = k_cache.meta.shape();
+        let shape = Shape::new([num_keys, cache_shape[2], cache_shape[3]]);
+        let (table, cu_seqlens_k) = (flat(block_table), flat(cu_seqlens_k));
+        let k = output(k_cache, shape.clone(), k_cache.dtype);
+        let v = output(v_cache, shape, v_cache.dtype);
+        launched(kernels::gather_kv(
+            &launcher(k_cache),
+            &tensor_ref(k_cache),
+            &tensor_ref(v_cache),
+            &tensor_ref(&table),
+            &tensor_ref(&cu_seqlens_k),
+            &tensor_ref(&k),
+            &tensor_ref(&v),
+        ));
+        (k, v)
+    }
+
+    fn varlen_attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        cu_seqlens_q: IntTensor<Self>,
+        cu_seqlens_k: IntTensor<Self>,
+        options: AttentionOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (k, v, cu_seqlens_k) = (rows(k), rows(v), flat(cu_seqlens_k));
+        let keys = Keys::Packed {
+            k: &tensor_ref(&k),
+            v: &tensor_ref(&v),
+            cu_seqlens_k: &tensor_ref(&cu_seqlens_k),
+        };
+        attend(q, cu_seqlens_q, keys, options)
+    }
+
+    fn paged_attention(
+        q: FloatTensor<Self>,
+        k_cache: &FloatTensor<Self>,
+        v_cache: &FloatTensor<Self>,
+        block_table: IntTensor<Self>,
+        cu_seqlens_q: IntTensor<Self>,
+        seq_lens: IntTensor<Self>,
+        options: AttentionOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (block_table, seq_lens) = (flat(block_table), flat(seq_lens));
+        let keys = Keys::Paged {
+            k_cache: &tensor_ref(k_cache),
+            v_cache: &tensor_ref(v_cache),
+            block_table: &tensor_ref(&block_table),
+            seq_lens: &tensor_ref(&seq_lens),
+        };
+        attend(q, cu_seqlens_q, keys, options)
+    }
+
+    fn rms_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
+        let (x, weight) = (rows(x), flat(weight));
+        let out = output(&x, x.meta.shape().clone(), x.dtype);
+        launched(kernels::rms_norm(
+            &launcher(&x),
+            &tensor_ref(&x),
+            &tensor_ref(&weight),
+            epsilon as f32,
+            &tensor_ref(&out),
+        ));
+        out
+    }
+
+    fn add_rms_norm(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (x, residual, weight) = (rows(x), rows(residual), flat(weight));
+        let out = output(&x, x.meta.shape().clone(), x.dtype);
+        let sum = output(&x, x.meta.shape().clone(), x.dtype);
+        launched(kernels::add_rms_norm(
+            &launcher(&x),
+            &tensor_ref(&x),
+            &tensor_ref(&residual),
+            &tensor_ref(&weight),
+            epsilon as f32,
+            &tensor_ref(&sum),
+            &tensor_ref(&out),
+        ));
+        (out, sum)
+    }
+
+    fn rotary(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        table: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (q, k, positions, table) = (rows(q), rows(k), flat(positions), flat(table));
+        let q_out = output(&q, q.meta.shape().clone(), q.dtype);
+        let k_out = output(&k, k.meta.shape().clone(), k.dtype);
+        let rope = kernels::RotaryTable {
+            positions: &tensor_ref(&positions),
+            table: &tensor_ref(&table),
+        };
+        launched(kernels::rotary(
+            &launcher(&q),
+            &tensor_ref(&q),
+            &tensor_ref(&k),
+            rope,
+            &tensor_ref(&q_out),
+            &tensor_ref(&k_out),
+        ));
+        (q_out, k_out)
+    }
+
+    fn rotary_and_store(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        table: FloatTensor<Self>,
+        k_cache: FloatTensor<Self>,
+        v_cache: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        assert_unique("rotary_and_store", &k_cache);
+        assert_unique("rotary_and_store", &v_cache);
+        let (q, k, v) = (rows(q), rows(k), rows(v));
+        let (positions, table, slots) = (flat(positions), flat(table), flat(slots));
+        let q_out = output(&q, q.meta.shape().clone(), q.dtype);
+        let rope = kernels::RotaryTable {
+            positions: &tensor_ref(&positions),
+            table: &tensor_ref(&table),
+        };
+        launched(kernels::rotary_and_store(
+            &launcher(&q),
+            &tensor_ref(&q),
+            &tensor_ref(&k),
+            &tensor_ref(&v),
+            rope,
+            &tensor_ref(&slots),
+            &tensor_ref(&q_out),
+            &tensor_ref(&k_cache),
+            &tensor_ref(&v_cache),
+        ));
+        (q_out, k_cache, v_cache)
+    }
+
+    fn silu_and_mul(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let x = rows(x);
+        let shape = x.meta.shape();
+        let out = output(&x, Shape::new([shape[0], shape[1] / 2]), x.dtype);
+        launched(kernels::silu_and_mul(
+            &launcher(&x),
+            &tensor_ref(&x),
+            &tensor_ref(&out),
+        ));
+        out
+    }
+
+    fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        use burn::backend::ops::FloatTensorOps;
+        Self::float_matmul(x, <Self as FloatTensorOps<Self>>::float_transpose(weight))
+    }
+}

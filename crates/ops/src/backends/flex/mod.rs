@@ -1,0 +1,164 @@
+//! The ops on Burn's pure Rust CPU backend: host slices, SIMD chosen at run time, rayon over tasks.
+//!
+//! - `element.rs`: f32, f16 and bf16 rows as f32
+//! - `view.rs`: strided rows of a tensor
+//! - `simd.rs`: dot products, `exp`, and the dispatch to the machine's vector width
+//! - `attention.rs`: one tiled online-softmax attention for packed and paged keys
+//! - `linear.rs`: matrix products with few rows
+//! - `cache.rs`, `layer.rs`: store and gather; norms, rotary, SiLU
+
+mod attention;
+mod cache;
+mod element;
+mod layer;
+mod linear;
+mod simd;
+mod view;
+
+use burn::backend::{
+    Flex,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn::tensor::DType;
+use half::{bf16, f16};
+
+use self::attention::{KeySource, attention};
+use crate::{AttentionOptions, ops::InferenceOps};
+
+/// Calls a function that is generic over the element type with the one that `dtype` names.
+macro_rules! with_element {
+    ($dtype:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        match $dtype {
+            DType::F32 => $function::<f32>($($argument),*),
+            DType::F16 => $function::<f16>($($argument),*),
+            DType::BF16 => $function::<bf16>($($argument),*),
+            other => unreachable!("the public functions refuse dtype {other:?}"),
+        }
+    };
+}
+
+impl InferenceOps for Flex {
+    fn store_kv(
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        k_cache: FloatTensor<Self>,
+        v_cache: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        use cache::store;
+        let dtype = k.dtype();
+        let k_cache = with_element!(dtype, store(&k, k_cache, &slots));
+        let v_cache = with_element!(dtype, store(&v, v_cache, &slots));
+        (k_cache, v_cache)
+    }
+
+    fn gather_kv(
+        k_cache: &FloatTensor<Self>,
+        v_cache: &FloatTensor<Self>,
+        block_table: IntTensor<Self>,
+        cu_seqlens_k: IntTensor<Self>,
+        num_keys: usize,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        use cache::gather;
+        let dtype = k_cache.dtype();
+        let k = with_element!(
+            dtype,
+            gather(k_cache, &block_table, &cu_seqlens_k, num_keys)
+        );
+        let v = with_element!(
+            dtype,
+            gather(v_cache, &block_table, &cu_seqlens_k, num_keys)
+        );
+        (k, v)
+    }
+
+    fn varlen_attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        cu_seqlens_q: IntTensor<Self>,
+        cu_seqlens_k: IntTensor<Self>,
+        options: AttentionOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let source = KeySource::packed(&cu_seqlens_k);
+        with_element!(
+            q.dtype(),
+            attention(&q, &k, &v, &cu_seqlens_q, source, options)
+        )
+    }
+
+    fn paged_attention(
+        q: FloatTensor<Self>,
+        k_cache: &FloatTensor<Self>,
+        v_cache: &FloatTensor<Self>,
+        block_table: IntTensor<Self>,
+        cu_seqlens_q: IntTensor<Self>,
+        seq_lens: IntTensor<Self>,
+        options: AttentionOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let block_size = k_cache.layout().shape()[1];
+        let source = KeySource::paged(&block_table, &seq_lens, block_size);
+        let (k, v) = (cache::as_slots(k_cache), cache::as_slots(v_cache));
+        with_element!(
+            q.dtype(),
+            attention(&q, &k, &v, &cu_seqlens_q, source, options)
+        )
+    }
+
+    fn rms_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
+        use layer::rms_norm;
+        with_element!(x.dtype(), rms_norm(&x, &weight, epsilon))
+    }
+
+    fn add_rms_norm(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        use layer::add;
+        let sum = with_element!(x.dtype(), add(&x, &residual));
+        let normed = Self::rms_norm(sum.clone(), weight, epsilon);
+        (normed, sum)
+    }
+
+    fn rotary(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        table: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        use layer::rotate;
+        let q = with_element!(q.dtype(), rotate(&q, &positions, &table));
+        let k = with_element!(k.dtype(), rotate(&k, &positions, &table));
+        (q, k)
+    }
+
+    fn rotary_and_store(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        table: FloatTensor<Self>,
+        k_cache: FloatTensor<Self>,
+        v_cache: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let (q, k) = Self::rotary(q, k, positions, table);
+        let (k_cache, v_cache) = Self::store_kv(k, v, k_cache, v_cache, slots);
+        (q, k_cache, v_cache)
+    }
+
+    fn silu_and_mul(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        use layer::silu_and_mul;
+        with_element!(x.dtype(), silu_and_mul(&x))
+    }
+
+    fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        linear::linear(x, weight)
+    }
+}

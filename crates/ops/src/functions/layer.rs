@@ -1,0 +1,216 @@
+//! The ops of a decoder layer around attention.
+
+use burn::tensor::{Int, Tensor};
+
+use crate::{RotaryTable, check, ops, reference};
+
+fn check_norm(op: &str, x: &Tensor<2>, weight: &Tensor<1>) {
+    let hidden_size = x.dims()[1];
+    assert!(
+        weight.dims() == [hidden_size] && hidden_size > 0,
+        "{op}: x has shape {:?}, weight {:?}",
+        x.dims(),
+        weight.dims()
+    );
+    check::float_dtype(op, "x", x.dtype());
+    check::same_dtype(op, ("x", x.dtype()), ("weight", weight.dtype()));
+    check::same_device(op, ("x", x), ("weight", weight));
+}
+
+/// Normalizes each row by its root mean square and scales it by `weight`.
+///
+/// `y = x / sqrt(mean(x²) + epsilon) · weight`
+///
+/// # Shapes
+/// - `x`: `[num_tokens, hidden_size]`, f32 | f16 | bf16
+/// - `weight`: `[hidden_size]`, same dtype
+/// - returns: as `x`
+///
+/// # Numerics
+/// Mean and division in f32; cast to the dtype of `x`; then multiplied by `weight`.
+///
+/// # Panics
+/// If shapes, dtypes or devices disagree.
+///
+/// # Source
+/// Zhang and Sennrich 2019, arXiv:1910.07467, equation 4. Rounding order as Hugging Face `LlamaRMSNorm`.
+pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
+    check_norm("rms_norm", &x, &weight);
+    if x.dims()[0] > 0 && ops::has_implementation(&x.device()) {
+        return ops::rms_norm(x, weight, epsilon);
+    }
+    reference::rms_norm(x, weight, epsilon)
+}
+
+/// Adds `x` to the residual stream and normalizes the sum: `(rms_norm(x + residual), x + residual)`.
+///
+/// # Shapes
+/// - `x`, `residual`: `[num_tokens, hidden_size]`, same dtype
+/// - `weight`: `[hidden_size]`, same dtype
+/// - returns: the normalized rows and the new residual, as `x`
+///
+/// # Numerics
+/// The sum is rounded to the dtype, then normalized as in [`rms_norm`].
+///
+/// # Panics
+/// If shapes, dtypes or devices disagree.
+pub fn add_rms_norm(
+    x: Tensor<2>,
+    residual: Tensor<2>,
+    weight: Tensor<1>,
+    epsilon: f64,
+) -> (Tensor<2>, Tensor<2>) {
+    const OP: &str = "add_rms_norm";
+    check_norm(OP, &x, &weight);
+    assert!(
+        x.dims() == residual.dims(),
+        "{OP}: x has shape {:?}, residual {:?}",
+        x.dims(),
+        residual.dims()
+    );
+    check::same_dtype(OP, ("x", x.dtype()), ("residual", residual.dtype()));
+    check::same_device(OP, ("x", &x), ("residual", &residual));
+    if x.dims()[0] > 0 && ops::has_implementation(&x.device()) {
+        return ops::add_rms_norm(x, residual, weight, epsilon);
+    }
+    reference::add_rms_norm(x, residual, weight, epsilon)
+}
+
+pub(crate) fn check_rotary(
+    op: &str,
+    q: &Tensor<3>,
+    k: &Tensor<3>,
+    positions: &Tensor<1, Int>,
+    table: &RotaryTable,
+) {
+    let [num_tokens, _, head_dim] = q.dims();
+    assert!(
+        k.dims()[0] == num_tokens && k.dims()[2] == head_dim,
+        "{op}: q has shape {:?}, k {:?}",
+        q.dims(),
+        k.dims()
+    );
+    check::index_tensor(op, "positions", positions, [num_tokens]);
+    let rotary_dim = table.rotary_dim();
+    assert!(
+        rotary_dim <= head_dim,
+        "{op}: the table rotates {rotary_dim} elements, heads have {head_dim}"
+    );
+    check::float_dtype(op, "q", q.dtype());
+    check::same_dtype(op, ("q", q.dtype()), ("k", k.dtype()));
+    check::same_device(op, ("q", q), ("k", k));
+    check::same_device(op, ("q", q), ("table", table.tensor()));
+}
+
+/// Rotates q and k by their positions (rotary position embedding, half-split layout).
+///
+/// With `r = rotary_dim / 2` and the cosine and sine of the token's position,
+/// `y[i] = x[i] · cos[i] - x[i + r] · sin[i]` and `y[i + r] = x[i + r] · cos[i] + x[i] · sin[i]` for `i < r`; elements
+/// past `rotary_dim` pass through.
+///
+/// # Shapes
+/// - `q`: `[num_tokens, num_heads, head_dim]`, `k`: `[num_tokens, num_kv_heads, head_dim]`, same dtype
+/// - `positions`: `[num_tokens]` i32, each at least 0 and below the table's `max_positions` (not checked: the values are on
+///   the device)
+/// - returns: `q` and `k` rotated
+///
+/// # Numerics
+/// In f32, rounded once.
+///
+/// # Panics
+/// If shapes, dtypes or devices disagree.
+///
+/// # Source
+/// Su et al. 2021, arXiv:2104.09864. Half-split layout as Hugging Face `rotate_half`; checkpoints with adjacent pairs
+/// must have their Q and K rows reordered first.
+pub fn rotary(
+    q: Tensor<3>,
+    k: Tensor<3>,
+    positions: &Tensor<1, Int>,
+    table: &RotaryTable,
+) -> (Tensor<3>, Tensor<3>) {
+    check_rotary("rotary", &q, &k, positions, table);
+    if q.dims()[0] > 0 && ops::has_implementation(&q.device()) {
+        return ops::rotary(q, k, positions, table);
+    }
+    reference::rotary(q, k, positions, table)
+}
+
+/// The gated activation of a Llama MLP: `silu(gate) · up`, with `silu(x) = x / (1 + exp(-x))`.
+///
+/// # Shapes
+/// - `x`: `[num_tokens, 2 * intermediate_size]`, the gate in the first half of each row
+/// - returns: `[num_tokens, intermediate_size]`, dtype of `x`
+///
+/// # Numerics
+/// In f32, rounded once.
+///
+/// # Panics
+/// If the last axis is odd or the dtype is not a supported float.
+///
+/// # Source
+/// Shazeer 2020, arXiv:2002.05202, SwiGLU.
+pub fn silu_and_mul(x: Tensor<2>) -> Tensor<2> {
+    let width = x.dims()[1];
+    assert!(
+        width.is_multiple_of(2),
+        "silu_and_mul: the last axis has odd size {width}"
+    );
+    check::float_dtype("silu_and_mul", "x", x.dtype());
+    if x.dims()[0] > 0 && width > 0 && ops::has_implementation(&x.device()) {
+        return ops::silu_and_mul(x);
+    }
+    reference::silu_and_mul(x)
+}
+
+/// `y = x · weightᵀ + bias`.
+///
+/// # Shapes
+/// - `x`: `[num_tokens, in_features]`, f32 | f16 | bf16
+/// - `weight`: `[out_features, in_features]`, same dtype: the order of checkpoints, and the faster one for few rows
+/// - `bias`: `[out_features]`, same dtype
+/// - returns: `[num_tokens, out_features]`
+///
+/// # Panics
+/// If shapes, dtypes or devices disagree.
+pub fn linear(x: Tensor<2>, weight: &Tensor<2>, bias: Option<&Tensor<1>>) -> Tensor<2> {
+    const OP: &str = "linear";
+    let [out_features, in_features] = weight.dims();
+    assert!(
+        x.dims()[1] == in_features,
+        "{OP}: x has shape {:?}, weight {:?}",
+        x.dims(),
+        weight.dims()
+    );
+    check::float_dtype(OP, "x", x.dtype());
+    check::same_dtype(OP, ("x", x.dtype()), ("weight", weight.dtype()));
+    check::same_device(OP, ("x", &x), ("weight", weight));
+    if let Some(bias) = bias {
+        assert!(
+            bias.dims() == [out_features],
+            "{OP}: weight has shape {:?}, bias {:?}",
+            weight.dims(),
+            bias.dims()
+        );
+        check::same_dtype(OP, ("x", x.dtype()), ("bias", bias.dtype()));
+        check::same_device(OP, ("x", &x), ("bias", bias));
+    }
+    if x.dims()[0] > 0 && ops::has_linear(&x.device()) {
+        return ops::linear(x, weight, bias);
+    }
+    reference::linear(x, weight, bias)
+}
+
+/// Rows of `weight` by token id.
+///
+/// # Shapes
+/// - `weight`: `[vocab_size, hidden_size]`
+/// - `ids`: `[num_tokens]` i32, each at least 0 and below `vocab_size` (not checked: the values are on the device)
+/// - returns: `[num_tokens, hidden_size]`
+///
+/// # Panics
+/// If `ids` is not i32.
+pub fn embedding(weight: &Tensor<2>, ids: &Tensor<1, Int>) -> Tensor<2> {
+    check::index_tensor("embedding", "ids", ids, ids.dims());
+    reference::embedding(weight, ids)
+}

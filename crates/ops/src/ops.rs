@@ -1,0 +1,337 @@
+//! The backend extension: what a backend implements, and the bridge from the public functions to it.
+
+use burn::backend::{
+    Backend, Dispatch, DispatchDevice, backend_extension,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn::tensor::{Device, Int, Tensor};
+
+use crate::{
+    AttentionMetadata, AttentionOptions, AttentionOutput, CuSeqlens, LayerKv, RotaryTable,
+    SlotMapping,
+};
+
+/// Who computes the ops on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImplementedBy {
+    /// The backend's own implementation of the extension trait.
+    Backend,
+    /// [`reference`](crate::reference), in plain tensor ops.
+    Reference,
+}
+
+/// Who computes the ops on `device`.
+pub fn implemented_by(device: &Device) -> ImplementedBy {
+    match device.as_dispatch() {
+        #[cfg(feature = "flex")]
+        DispatchDevice::Flex(_) => ImplementedBy::Backend,
+        #[cfg(feature = "cube")]
+        DispatchDevice::Cube(_) => ImplementedBy::Backend,
+        #[allow(unreachable_patterns)] // With every backend compiled in there is no other.
+        _ => ImplementedBy::Reference,
+    }
+}
+
+pub(crate) fn has_implementation(device: &Device) -> bool {
+    implemented_by(device) == ImplementedBy::Backend
+}
+
+/// What fusion must know of a result before it is computed: its shape and dtype, from those of the inputs.
+#[cfg(all(feature = "cube", feature = "fusion"))]
+mod results {
+    use burn::backend::fusion::custom::TensorSpec;
+    use burn::tensor::{DType, Shape};
+
+    /// Keys or values read out of a cache.
+    pub(super) fn packed(cache: &TensorSpec, num_keys: usize) -> TensorSpec {
+        TensorSpec::new(
+            Shape::new([num_keys, cache.shape[2], cache.shape[3]]),
+            cache.dtype,
+        )
+    }
+
+    /// One number per token and head.
+    pub(super) fn log_sum_exp(q: &TensorSpec) -> TensorSpec {
+        TensorSpec::new(Shape::new([q.shape[0], q.shape[1]]), DType::F32)
+    }
+
+    pub(super) fn half_of(x: &Shape) -> Shape {
+        Shape::new([x[0], x[1] / 2])
+    }
+
+    pub(super) fn product_of(x: &Shape, weight: &Shape) -> Shape {
+        Shape::new([x[0], weight[0]])
+    }
+}
+
+#[cfg(all(feature = "cube", feature = "fusion"))]
+use results::{half_of, log_sum_exp, packed, product_of};
+
+/// The ops that a backend computes itself. Arguments are checked by the public functions before.
+///
+/// Caches that are written are consumed and handed back: this is what keeps the update in place. Caches that are only
+/// read are borrowed. What an op needs to know of lengths is in the index tensors, so that a captured step can replay.
+#[backend_extension(
+    Cube: cfg(feature = "cube"),
+    Flex: cfg(feature = "flex"),
+    Fusion: cfg(all(feature = "cube", feature = "fusion"))
+)]
+pub trait InferenceOps: Backend {
+    /// See [`store_kv`](crate::store_kv).
+    #[fusion(meta = |_k, _v, k_cache, v_cache, _slots| (k_cache.clone(), v_cache.clone()))]
+    fn store_kv(
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        k_cache: FloatTensor<Self>,
+        v_cache: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// See [`gather_kv`](crate::gather_kv); `num_keys` is the last value of `cu_seqlens_k`.
+    #[fusion(meta = |k_cache, v_cache, _table, _cu_k, num_keys| (
+        packed(k_cache, *num_keys),
+        packed(v_cache, *num_keys),
+    ))]
+    fn gather_kv(
+        k_cache: &FloatTensor<Self>,
+        v_cache: &FloatTensor<Self>,
+        block_table: IntTensor<Self>,
+        cu_seqlens_k: IntTensor<Self>,
+        num_keys: usize,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// See [`varlen_attention`](crate::varlen_attention); gives the output and the log-sum-exp.
+    #[fusion(meta = |q, _k, _v, _cu_q, _cu_k, _options| (q.clone(), log_sum_exp(q)))]
+    fn varlen_attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        cu_seqlens_q: IntTensor<Self>,
+        cu_seqlens_k: IntTensor<Self>,
+        options: AttentionOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// See [`paged_attention`](crate::paged_attention); gives the output and the log-sum-exp.
+    #[fusion(meta = |q, _k, _v, _table, _cu_q, _lens, _options| (q.clone(), log_sum_exp(q)))]
+    fn paged_attention(
+        q: FloatTensor<Self>,
+        k_cache: &FloatTensor<Self>,
+        v_cache: &FloatTensor<Self>,
+        block_table: IntTensor<Self>,
+        cu_seqlens_q: IntTensor<Self>,
+        seq_lens: IntTensor<Self>,
+        options: AttentionOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// See [`rms_norm`](crate::rms_norm).
+    #[fusion(dtype = x, shape = x)]
+    fn rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, epsilon: f64)
+    -> FloatTensor<Self>;
+
+    /// See [`add_rms_norm`](crate::add_rms_norm).
+    #[fusion(meta = |x, _residual, _weight, _epsilon| (x.clone(), x.clone()))]
+    fn add_rms_norm(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// See [`rotary`](crate::rotary).
+    #[fusion(meta = |q, k, _positions, _table| (q.clone(), k.clone()))]
+    fn rotary(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        table: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// See [`rotary_and_store`](crate::rotary_and_store); gives the rotated q and the caches.
+    #[fusion(meta = |q, _k, _v, _positions, _table, k_cache, v_cache, _slots| (
+        q.clone(),
+        k_cache.clone(),
+        v_cache.clone(),
+    ))]
+    #[allow(clippy::too_many_arguments)] // Tensors cannot be grouped into a struct without a generic on the caller.
+    fn rotary_and_store(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        table: FloatTensor<Self>,
+        k_cache: FloatTensor<Self>,
+        v_cache: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// See [`silu_and_mul`](crate::silu_and_mul).
+    #[fusion(dtype = x, shape = half_of(x))]
+    fn silu_and_mul(x: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// See [`linear`](crate::linear), without the bias.
+    #[fusion(dtype = x, shape = product_of(x, weight))]
+    fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+pub(crate) fn store_kv(
+    k: Tensor<3>,
+    v: Tensor<3>,
+    k_cache: Tensor<4>,
+    v_cache: Tensor<4>,
+    slots: &SlotMapping,
+) -> (Tensor<4>, Tensor<4>) {
+    let (k_cache, v_cache) = Dispatch::store_kv(
+        k.into_dispatch(),
+        v.into_dispatch(),
+        k_cache.into_dispatch(),
+        v_cache.into_dispatch(),
+        slots.tensor().clone().into_dispatch(),
+    );
+    (
+        Tensor::from_dispatch(k_cache),
+        Tensor::from_dispatch(v_cache),
+    )
+}
+
+pub(crate) fn gather_kv(cache: &LayerKv, metadata: &AttentionMetadata) -> (Tensor<3>, Tensor<3>) {
+    let (k, v) = Dispatch::gather_kv(
+        &cache.k().clone().into_dispatch(),
+        &cache.v().clone().into_dispatch(),
+        metadata.block_table().tensor().clone().into_dispatch(),
+        metadata.cu_seqlens_k().tensor().clone().into_dispatch(),
+        metadata.cu_seqlens_k().total(),
+    );
+    (Tensor::from_dispatch(k), Tensor::from_dispatch(v))
+}
+
+pub(crate) fn varlen_attention(
+    q: Tensor<3>,
+    k: Tensor<3>,
+    v: Tensor<3>,
+    cu_seqlens_q: &CuSeqlens,
+    cu_seqlens_k: &CuSeqlens,
+    options: AttentionOptions,
+) -> AttentionOutput {
+    let (out, lse) = Dispatch::varlen_attention(
+        q.into_dispatch(),
+        k.into_dispatch(),
+        v.into_dispatch(),
+        cu_seqlens_q.tensor().clone().into_dispatch(),
+        cu_seqlens_k.tensor().clone().into_dispatch(),
+        options,
+    );
+    AttentionOutput {
+        out: Tensor::from_dispatch(out),
+        lse: Tensor::from_dispatch(lse),
+    }
+}
+
+pub(crate) fn paged_attention(
+    q: Tensor<3>,
+    cache: &LayerKv,
+    metadata: &AttentionMetadata,
+    options: AttentionOptions,
+) -> AttentionOutput {
+    let (out, lse) = Dispatch::paged_attention(
+        q.into_dispatch(),
+        &cache.k().clone().into_dispatch(),
+        &cache.v().clone().into_dispatch(),
+        metadata.block_table().tensor().clone().into_dispatch(),
+        metadata.cu_seqlens_q().tensor().clone().into_dispatch(),
+        metadata.seq_lens().tensor().clone().into_dispatch(),
+        options,
+    );
+    AttentionOutput {
+        out: Tensor::from_dispatch(out),
+        lse: Tensor::from_dispatch(lse),
+    }
+}
+
+pub(crate) fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
+    Tensor::from_dispatch(Dispatch::rms_norm(
+        x.into_dispatch(),
+        weight.into_dispatch(),
+        epsilon,
+    ))
+}
+
+pub(crate) fn add_rms_norm(
+    x: Tensor<2>,
+    residual: Tensor<2>,
+    weight: Tensor<1>,
+    epsilon: f64,
+) -> (Tensor<2>, Tensor<2>) {
+    let (normed, sum) = Dispatch::add_rms_norm(
+        x.into_dispatch(),
+        residual.into_dispatch(),
+        weight.into_dispatch(),
+        epsilon,
+    );
+    (Tensor::from_dispatch(normed), Tensor::from_dispatch(sum))
+}
+
+pub(crate) fn rotary(
+    q: Tensor<3>,
+    k: Tensor<3>,
+    positions: &Tensor<1, Int>,
+    table: &RotaryTable,
+) -> (Tensor<3>, Tensor<3>) {
+    let (q, k) = Dispatch::rotary(
+        q.into_dispatch(),
+        k.into_dispatch(),
+        positions.clone().into_dispatch(),
+        table.tensor().clone().into_dispatch(),
+    );
+    (Tensor::from_dispatch(q), Tensor::from_dispatch(k))
+}
+
+#[allow(clippy::too_many_arguments)] // As the trait method.
+pub(crate) fn rotary_and_store(
+    q: Tensor<3>,
+    k: Tensor<3>,
+    v: Tensor<3>,
+    positions: &Tensor<1, Int>,
+    table: &RotaryTable,
+    k_cache: Tensor<4>,
+    v_cache: Tensor<4>,
+    slots: &SlotMapping,
+) -> (Tensor<3>, Tensor<4>, Tensor<4>) {
+    let (q, k_cache, v_cache) = Dispatch::rotary_and_store(
+        q.into_dispatch(),
+        k.into_dispatch(),
+        v.into_dispatch(),
+        positions.clone().into_dispatch(),
+        table.tensor().clone().into_dispatch(),
+        k_cache.into_dispatch(),
+        v_cache.into_dispatch(),
+        slots.tensor().clone().into_dispatch(),
+    );
+    (
+        Tensor::from_dispatch(q),
+        Tensor::from_dispatch(k_cache),
+        Tensor::from_dispatch(v_cache),
+    )
+}
+
+pub(crate) fn silu_and_mul(x: Tensor<2>) -> Tensor<2> {
+    Tensor::from_dispatch(Dispatch::silu_and_mul(x.into_dispatch()))
+}
+
+/// True where the trait's [`linear`](InferenceOps::linear) beats the backend's own matrix product.
+pub(crate) fn has_linear(device: &Device) -> bool {
+    match device.as_dispatch() {
+        #[cfg(feature = "flex")]
+        DispatchDevice::Flex(_) => true,
+        #[allow(unreachable_patterns)] // As in `implemented_by`.
+        _ => false,
+    }
+}
+
+pub(crate) fn linear(x: Tensor<2>, weight: &Tensor<2>, bias: Option<&Tensor<1>>) -> Tensor<2> {
+    let weight = weight.clone().into_dispatch();
+    let product = Tensor::from_dispatch(Dispatch::linear(x.into_dispatch(), weight));
+    match bias {
+        Some(bias) => product + bias.clone().unsqueeze::<2>(),
+        None => product,
+    }
+}

@@ -1,0 +1,86 @@
+//! The devices that this build can run on, and the random numbers of the tests.
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+
+/// Every device that the features of this build bring.
+pub(crate) fn devices() -> Vec<(&'static str, Device)> {
+    let mut devices: Vec<(&'static str, Device)> = Vec::new();
+    #[cfg(feature = "flex")]
+    devices.push(("flex", Device::flex()));
+    #[cfg(feature = "cpu")]
+    devices.push(("cpu", Device::cpu()));
+    #[cfg(feature = "cuda")]
+    devices.push(("cuda", Device::cuda(0)));
+    assert!(
+        !devices.is_empty(),
+        "the tests need a backend feature, for example flex"
+    );
+    devices
+}
+
+/// The dtypes of the contract that `device` supports; a skip is printed with its reason.
+pub(crate) fn dtypes(name: &str, device: &Device) -> Vec<DType> {
+    let all = [DType::F32, DType::F16, DType::BF16];
+    let (supported, skipped): (Vec<DType>, Vec<DType>) = all
+        .into_iter()
+        .partition(|dtype| device.supports_dtype(*dtype));
+    if !skipped.is_empty() {
+        println!("skip {skipped:?} on {name}: the device does not support them");
+    }
+    supported
+}
+
+/// Repeatable random tensors.
+pub(crate) struct Random(StdRng);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(StdRng::seed_from_u64(seed))
+    }
+
+    pub(crate) fn values(&mut self, len: usize, scale: f32) -> Vec<f32> {
+        (0..len)
+            .map(|_| self.0.random_range(-1.0..1.0) * scale)
+            .collect()
+    }
+
+    /// A permutation of `0..len`.
+    pub(crate) fn shuffled(&mut self, len: usize) -> Vec<u32> {
+        let mut values: Vec<u32> = (0..len as u32).collect();
+        for at in (1..len).rev() {
+            values.swap(at, self.0.random_range(0..=at));
+        }
+        values
+    }
+
+    /// Uniform in `(-scale, scale)`.
+    pub(crate) fn tensor<const D: usize>(
+        &mut self,
+        shape: [usize; D],
+        scale: f32,
+        dtype: DType,
+        device: &Device,
+    ) -> Tensor<D> {
+        let values = self.values(shape.iter().product(), scale);
+        tensor(values, shape, dtype, device)
+    }
+}
+
+pub(crate) fn tensor<const D: usize>(
+    values: Vec<f32>,
+    shape: [usize; D],
+    dtype: DType,
+    device: &Device,
+) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(values, shape), (device, dtype))
+}
+
+pub(crate) fn host<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
+    tensor
+        .clone()
+        .cast(DType::F32)
+        .into_data()
+        .iter::<f32>()
+        .collect()
+}

@@ -1,0 +1,175 @@
+//! Norms, rotary, SiLU, linear and embedding against loops in f64 and against the reference.
+
+use burn::tensor::{DType, Tensor};
+use burn_paged::*;
+
+use crate::{
+    compare::assert_close,
+    devices::{Random, devices, dtypes, host},
+};
+
+/// Rows and widths that no vector width divides, and one that fills several vectors.
+const SHAPES: [[usize; 2]; 5] = [[1, 7], [3, 64], [5, 33], [17, 576], [70, 640]];
+
+#[test]
+fn norms_follow_the_formula() {
+    for (name, device) in devices() {
+        for dtype in dtypes(name, &device) {
+            for shape in SHAPES {
+                let mut random = Random::new(4);
+                let x = random.tensor(shape, 3.0, dtype, &device);
+                let residual = random.tensor(shape, 3.0, dtype, &device);
+                let weight = random.tensor([shape[1]], 2.0, dtype, &device);
+                let what = format!("{name}, {shape:?}");
+                let formula = |x: &[f32], weight: &[f32]| -> Vec<f32> {
+                    let rows = x.chunks(weight.len()).flat_map(|row| {
+                        let squares: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum();
+                        let scale = 1.0 / (squares / weight.len() as f64 + 1e-5).sqrt();
+                        row.iter()
+                            .zip(weight)
+                            .map(move |(x, w)| (f64::from(*x) * scale) as f32 * w)
+                    });
+                    rows.collect()
+                };
+                let exact = formula(&host(&x), &host(&weight));
+                let found = rms_norm(x.clone(), weight.clone(), 1e-5);
+                let plain = reference::rms_norm(x.clone(), weight.clone(), 1e-5);
+                assert_close(&what, &host(&found), &exact, Some(&host(&plain)), dtype);
+
+                let (normed, sum) = add_rms_norm(x.clone(), residual.clone(), weight.clone(), 1e-5);
+                assert_eq!(host(&sum), host(&(x + residual)), "{what}: the sum");
+                let exact = formula(&host(&sum), &host(&weight));
+                let plain = reference::rms_norm(sum, weight, 1e-5);
+                assert_close(&what, &host(&normed), &exact, Some(&host(&plain)), dtype);
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_of_large_magnitude_stay_finite() {
+    for (name, device) in devices() {
+        let x = Tensor::<2>::full([2, 40], 1e9, &device);
+        let found = host(&rms_norm(x, Tensor::ones([40], &device), 1e-6));
+        assert_close(name, &found, &[1.0; 80], None, DType::F32);
+    }
+}
+
+#[test]
+fn rotary_rotates_half_split_pairs() {
+    for (name, device) in devices() {
+        for dtype in dtypes(name, &device) {
+            for (head_dim, rotary_dim) in [(8, 8), (64, 64), (80, 32), (6, 2)] {
+                let half = rotary_dim / 2;
+                let inv_freq: Vec<f64> = (0..half)
+                    .map(|i| 100f64.powf(-(i as f64) / half as f64))
+                    .collect();
+                let table = RotaryTable::new(&inv_freq, 1.25, 50, &device);
+                let positions = [0, 49, 7, 7, 12];
+                let mut random = Random::new(6);
+                let q = random.tensor([5, 3, head_dim], 2.0, dtype, &device);
+                let k = random.tensor([5, 1, head_dim], 2.0, dtype, &device);
+                let formula = |x: &[f32], heads: usize| -> Vec<f32> {
+                    let mut out = x.to_vec();
+                    for (row, values) in out.chunks_mut(head_dim).enumerate() {
+                        let position = f64::from(positions[row / heads]);
+                        let original: Vec<f64> = values.iter().map(|x| f64::from(*x)).collect();
+                        for i in 0..half {
+                            let (sin, cos) = (position * inv_freq[i]).sin_cos();
+                            let (a, b) = (original[i], original[i + half]);
+                            values[i] = (1.25 * (a * cos - b * sin)) as f32;
+                            values[i + half] = (1.25 * (b * cos + a * sin)) as f32;
+                        }
+                    }
+                    out
+                };
+                let (exact_q, exact_k) = (formula(&host(&q), 3), formula(&host(&k), 1));
+                let positions = Tensor::from_data(positions, (&device, DType::I32));
+                let what = format!("{name}, head_dim {head_dim}, rotary_dim {rotary_dim}");
+                let both = [
+                    rotary(q.clone(), k.clone(), &positions, &table),
+                    reference::rotary(q, k, &positions, &table),
+                ];
+                for (q, k) in both {
+                    assert_close(&what, &host(&q), &exact_q, None, dtype);
+                    assert_close(&what, &host(&k), &exact_k, None, dtype);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn silu_and_mul_follows_the_formula() {
+    for (name, device) in devices() {
+        for dtype in dtypes(name, &device) {
+            for [rows, width] in SHAPES {
+                let x = Random::new(3).tensor([rows, 2 * width], 12.0, dtype, &device);
+                let exact: Vec<f32> = (host(&x).chunks(2 * width))
+                    .flat_map(|row| {
+                        let (gate, up) = row.split_at(width);
+                        let silu = |x: f64| x / (1.0 + (-x).exp());
+                        let pairs = gate.iter().zip(up);
+                        let row: Vec<f32> = pairs
+                            .map(|(gate, up)| (silu(f64::from(*gate)) * f64::from(*up)) as f32)
+                            .collect();
+                        row
+                    })
+                    .collect();
+                let what = format!("{name}, {rows} x {width}");
+                for found in [silu_and_mul(x.clone()), reference::silu_and_mul(x)] {
+                    assert_eq!(found.dims(), [rows, width]);
+                    assert_close(&what, &host(&found), &exact, None, dtype);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn linear_is_right_for_every_number_of_rows() {
+    for (name, device) in devices() {
+        for dtype in dtypes(name, &device) {
+            for [in_features, out_features] in [[33, 70], [64, 65], [576, 3], [1, 1]] {
+                let mut random = Random::new(9);
+                let weight = random.tensor([out_features, in_features], 1.0, dtype, &device);
+                let bias = random.tensor([out_features], 1.0, dtype, &device);
+                let (host_weight, host_bias) = (host(&weight), host(&bias));
+                for rows in (0..=19).chain([40]) {
+                    let x = random.tensor([rows, in_features], 1.0, dtype, &device);
+                    let exact: Vec<f32> = (host(&x).chunks(in_features))
+                        .flat_map(|x| {
+                            let dot = |w: &[f32]| -> f64 {
+                                x.iter().zip(w).map(|(x, w)| f64::from(x * w)).sum()
+                            };
+                            let rows = host_weight.chunks(in_features).zip(&host_bias);
+                            rows.map(|(w, b)| (dot(w) + f64::from(*b)) as f32)
+                                .collect::<Vec<_>>()
+                        })
+                        .collect();
+                    let plain = reference::linear(x.clone(), &weight, Some(&bias));
+                    let found = linear(x.clone(), &weight, Some(&bias));
+                    let what = format!("{name}, {rows} x {in_features} x {out_features}");
+                    assert_eq!(found.dims(), [rows, out_features], "{what}");
+                    assert_close(&what, &host(&found), &exact, Some(&host(&plain)), dtype);
+                    // A view of a larger tensor, as a slice of a fused projection is.
+                    let wide = Tensor::cat(vec![x.full_like(f32::NAN), x], 1);
+                    let view = wide.narrow(1, in_features, in_features);
+                    let found = linear(view, &weight, Some(&bias));
+                    assert_close(&what, &host(&found), &exact, Some(&host(&plain)), dtype);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn embedding_takes_rows() {
+    for (name, device) in devices() {
+        let weight = Random::new(1).tensor([5, 3], 1.0, DType::F32, &device);
+        let ids = Tensor::from_data([4, 0, 4], (&device, DType::I32));
+        let rows = host(&weight);
+        let expected = [&rows[12..15], &rows[0..3], &rows[12..15]].concat();
+        assert_eq!(host(&embedding(&weight, &ids)), expected, "{name}");
+    }
+}
