@@ -1,0 +1,380 @@
+//! The loop: schedule, build, run, sample, update.
+
+mod generate;
+
+use std::collections::{BTreeSet, HashMap};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::rc::Rc;
+use std::time::Instant;
+
+use burn_paged::PagedKvCache;
+use burn_paged_kv_cache::{BlockManager, BlockManagerConfig};
+use burn_paged_model::{CausalLm, ModelSpec};
+
+use crate::config::geometry;
+use crate::generation::Generation;
+use crate::runner::{Runner, SampledRows};
+use crate::scheduler::{ScheduledBatch, Scheduler};
+use crate::sequence::Sequence;
+use crate::{
+    Detokenizer, EngineConfig, EngineError, EngineLimits, EngineMetrics, FinishReason,
+    GenerationError, Request, RequestError, RequestId, SequenceSummary, StepSummary, TokenEvent,
+    batch,
+};
+
+/// Runs many requests over one model and one paged cache.
+///
+/// Requests come in by [`add_request`](Self::add_request); each [`step`](Self::step) runs the model once for all that
+/// can run and returns what came out. There are no threads and no channels inside: whoever owns the engine calls
+/// `step` while [`has_work`](Self::has_work), on one thread.
+///
+/// No request can panic the engine: what a caller may get wrong is refused by `add_request`, and what breaks later
+/// ends the requests it concerns with [`FinishReason::Error`].
+///
+/// # Examples
+#[cfg_attr(feature = "flex", doc = "```")]
+#[cfg_attr(not(feature = "flex"), doc = "```no_run")]
+/// use burn::tensor::Device;
+/// use burn_paged_engine::{CacheSize, Engine, EngineConfig, Request, testing::FakeModel};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let model = FakeModel::hashed(32, &Device::default());
+/// let config = EngineConfig { cache_size: CacheSize::Tokens(256), ..Default::default() };
+/// let mut engine = Engine::new(Box::new(model), config)?;
+///
+/// let id = engine.add_request(Request::new([3, 1, 4, 1, 5]).with_max_tokens(4))?;
+/// let mut tokens = Vec::new();
+/// while engine.has_work() {
+///     for event in engine.step() {
+///         assert_eq!(event.request_id, id);
+///         tokens.extend(event.token);
+///     }
+/// }
+/// assert_eq!(tokens.len(), 4);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Engine {
+    limits: EngineLimits,
+    scheduler: Scheduler,
+    runner: Runner,
+    generations: HashMap<RequestId, Generation>,
+    detokenizer: Option<Rc<dyn Detokenizer>>,
+    end_tokens: Rc<BTreeSet<u32>>,
+    /// Events that [`generate`](Engine::generate) saw and that belong to others.
+    undelivered: Vec<TokenEvent>,
+    next_id: u64,
+    seed: u64,
+    counters: EngineMetrics,
+    last_step: StepSummary,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            limits,
+            scheduler,
+            runner,
+            ..
+        } = self;
+        f.debug_struct("Engine")
+            .field("limits", limits)
+            .field("runner", runner)
+            .field("running", &scheduler.running().len())
+            .field("waiting", &scheduler.num_waiting())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// An engine for `model`: checks the config and allocates the cache.
+    ///
+    /// # Errors
+    /// - [`EngineError::Config`]: a field does not fit the others or the model.
+    /// - [`EngineError::Blocks`], [`EngineError::Cache`]: there cannot be a cache of this size and dtype.
+    pub fn new(model: Box<dyn CausalLm>, config: EngineConfig) -> Result<Self, EngineError> {
+        let spec = model.spec();
+        let limits = config.limits(spec)?;
+        let EngineLimits {
+            num_blocks,
+            block_size,
+            ..
+        } = limits;
+        let enable_prefix_caching = config.enable_prefix_caching;
+        let blocks = BlockManagerConfig {
+            num_blocks,
+            block_size,
+            enable_prefix_caching,
+        };
+        let scheduler = Scheduler::new(&limits, BlockManager::new(blocks)?);
+        let geometry = geometry(spec, num_blocks, block_size);
+        let cache = PagedKvCache::new(spec.num_layers, geometry, spec.dtype, &spec.device)?;
+        if limits.max_model_len > limits.num_slots() {
+            log::warn!(
+                "the cache holds {} tokens, fewer than the context of {}: longer answers end early",
+                limits.num_slots(),
+                limits.max_model_len,
+            );
+        }
+        Ok(Self {
+            limits,
+            scheduler,
+            runner: Runner::new(model, cache),
+            generations: HashMap::new(),
+            detokenizer: None,
+            end_tokens: Rc::default(),
+            undelivered: Vec::new(),
+            next_id: 0,
+            // The standard library's hasher has random keys from the operating system.
+            seed: config
+                .seed
+                .unwrap_or_else(|| RandomState::new().build_hasher().finish()),
+            counters: EngineMetrics::default(),
+            last_step: StepSummary::default(),
+        })
+    }
+
+    /// With text: events carry it, and stop strings are possible. Without, the engine deals in tokens alone.
+    pub fn with_detokenizer(self, detokenizer: impl Detokenizer + 'static) -> Self {
+        Self {
+            detokenizer: Some(Rc::new(detokenizer)),
+            ..self
+        }
+    }
+
+    /// With the tokens that end an answer: all of the model's, not only the first.
+    pub fn with_end_tokens(self, end_tokens: impl IntoIterator<Item = u32>) -> Self {
+        Self {
+            end_tokens: Rc::new(end_tokens.into_iter().collect()),
+            ..self
+        }
+    }
+
+    /// The limits that requests are checked against.
+    pub fn limits(&self) -> &EngineLimits {
+        &self.limits
+    }
+
+    /// What the model says of itself.
+    pub fn model_spec(&self) -> &ModelSpec {
+        self.runner.spec()
+    }
+
+    /// Takes a request in. It runs when [`step`](Self::step) finds room for it.
+    ///
+    /// # Errors
+    /// [`RequestError`] names the field that is wrong; nothing has changed. A prompt that could never run, because it
+    /// is longer than the context or than the whole cache, is refused here.
+    pub fn add_request(&mut self, request: Request) -> Result<RequestId, RequestError> {
+        request.check(&self.limits, self.detokenizer.is_some())?;
+        let id = match request.id {
+            Some(id) if self.generations.contains_key(&id) => {
+                return Err(RequestError::DuplicateId { id });
+            }
+            Some(id) => id,
+            None => self.unused_id(),
+        };
+        let seed = request.sampling.seed.unwrap_or_else(|| self.next_seed());
+        let stream = self
+            .detokenizer
+            .as_ref()
+            .map(|detokenizer| detokenizer.stream(&request.prompt));
+        let end_tokens = Rc::clone(&self.end_tokens);
+        let generation = Generation::new(id, &request, seed, &self.limits, end_tokens, stream);
+        self.generations.insert(id, generation);
+        self.scheduler
+            .add(Sequence::new(id, request.prompt, request.cache_key));
+        self.counters.accepted += 1;
+        Ok(id)
+    }
+
+    /// Ends a request at once and frees its blocks. Returns its last event, with the text that was held back; `None` if
+    /// no such request is live, for instance because it ended by itself.
+    pub fn abort(&mut self, id: RequestId) -> Option<TokenEvent> {
+        // Events that nobody has taken yet are for nobody now.
+        self.undelivered.retain(|event| event.request_id != id);
+        self.end(id, FinishReason::Abort)
+    }
+
+    /// Whether a step would do something.
+    pub fn has_work(&self) -> bool {
+        !self.generations.is_empty() || !self.undelivered.is_empty()
+    }
+
+    /// Runs the model once for every sequence that can run, and returns what came out of it: at most one event per
+    /// request, and none for a request that waits or whose prompt is not finished.
+    pub fn step(&mut self) -> Vec<TokenEvent> {
+        let mut events = std::mem::take(&mut self.undelivered);
+        self.run_step(&mut events);
+        events
+    }
+
+    /// State and counters.
+    pub fn metrics(&self) -> EngineMetrics {
+        let blocks = self.scheduler.blocks();
+        EngineMetrics {
+            running: self.scheduler.running().len(),
+            waiting: self.scheduler.num_waiting(),
+            num_blocks: blocks.num_blocks(),
+            free_blocks: blocks.num_free_blocks(),
+            cached_blocks: blocks.num_cached_blocks(),
+            cache: blocks.stats(),
+            ..self.counters.clone()
+        }
+    }
+
+    /// What the last step did.
+    pub fn last_step(&self) -> &StepSummary {
+        &self.last_step
+    }
+
+    /// Forgets all cached prefixes. Running requests go on.
+    pub fn reset_prefix_cache(&mut self) {
+        self.scheduler.reset_prefix_cache();
+    }
+
+    fn run_step(&mut self, events: &mut Vec<TokenEvent>) {
+        let begin = Instant::now();
+        let batch = self.scheduler.schedule();
+        self.counters.time.schedule += begin.elapsed();
+        self.counters.preemptions += batch.preempted.len() as u64;
+        self.note_step(&batch);
+        for (id, error) in &batch.failed {
+            log::error!("request {id} ends: {error}");
+            events.extend(self.end(*id, FinishReason::Error(error.clone().into())));
+        }
+        if batch.sequences.is_empty() {
+            return;
+        }
+        match self.run_batch(&batch) {
+            Ok(rows) => self.update(&batch, rows, events),
+            Err(error) => self.fail_batch(&batch, &error, events),
+        }
+    }
+
+    /// Runs the model and samples a row for each sequence of the batch that is complete.
+    fn run_batch(&mut self, batch: &ScheduledBatch) -> Result<SampledRows, GenerationError> {
+        let time = &mut self.counters.time;
+        let geometry = self.runner.cache().geometry();
+        let begin = Instant::now();
+        let device = &self.runner.spec().device;
+        let input = batch::model_input(batch, self.scheduler.running(), geometry, device)?;
+        let built = Instant::now();
+        let logits = self.runner.forward(&input);
+        let ran = Instant::now();
+        let sampling = batch.sequences.iter().filter(|sequence| sequence.samples);
+        let requests: Vec<&Generation> = sampling
+            .filter_map(|sequence| self.generations.get(&sequence.id))
+            .collect();
+        let rows = match requests.is_empty() {
+            true => Vec::new(),
+            false => self.runner.sample(logits, &requests)?,
+        };
+        time.build += built - begin;
+        time.forward += ran - built;
+        time.sample += ran.elapsed();
+        self.counters.steps += 1;
+        Ok(rows)
+    }
+
+    /// Gives each row to its request, and ends those that are done.
+    fn update(&mut self, batch: &ScheduledBatch, rows: SampledRows, events: &mut Vec<TokenEvent>) {
+        let begin = Instant::now();
+        self.scheduler.mark_computed(batch);
+        let sampling = batch.sequences.iter().filter(|sequence| sequence.samples);
+        let first_event = events.len();
+        for (scheduled, row) in sampling.zip(rows) {
+            let Some(generation) = self.generations.get_mut(&scheduled.id) else {
+                continue;
+            };
+            let event = match row {
+                Ok(sampled) => {
+                    self.scheduler.push_token(scheduled.index, sampled.token);
+                    generation.accept(sampled)
+                }
+                Err(error) => {
+                    log::error!("request {} ends: {error}", scheduled.id);
+                    generation.close(FinishReason::Error(error))
+                }
+            };
+            events.push(event);
+        }
+        // Only now, because removing a sequence moves the indices of those behind it.
+        for event in &events[first_event..] {
+            if event.finish.is_some() {
+                self.forget(event.request_id);
+            }
+        }
+        self.counters.time.update += begin.elapsed();
+    }
+
+    /// Ends every request of a batch whose results are lost.
+    fn fail_batch(
+        &mut self,
+        batch: &ScheduledBatch,
+        error: &GenerationError,
+        events: &mut Vec<TokenEvent>,
+    ) {
+        log::error!(
+            "a step of {} sequences failed: {error}",
+            batch.sequences.len()
+        );
+        for scheduled in &batch.sequences {
+            events.extend(self.end(scheduled.id, FinishReason::Error(error.clone())));
+        }
+        // What the step wrote is unknown, so no block may be trusted as a prefix any more.
+        self.scheduler.reset_prefix_cache();
+    }
+
+    /// Ends a live request with an event of its own.
+    fn end(&mut self, id: RequestId, reason: FinishReason) -> Option<TokenEvent> {
+        let event = self.generations.get_mut(&id)?.close(reason);
+        self.forget(id);
+        Some(event)
+    }
+
+    fn forget(&mut self, id: RequestId) {
+        self.scheduler.remove(id);
+        self.generations.remove(&id);
+        self.counters.finished += 1;
+    }
+
+    fn note_step(&mut self, batch: &ScheduledBatch) {
+        let running = self.scheduler.running();
+        let summary = batch.sequences.iter().map(|scheduled| SequenceSummary {
+            request_id: scheduled.id,
+            num_tokens: scheduled.num_tokens,
+            num_blocks: running[scheduled.index].blocks.block_ids().len(),
+            sampled: scheduled.samples,
+        });
+        self.last_step.sequences.clear();
+        self.last_step.sequences.extend(summary);
+        self.last_step.preempted.clone_from(&batch.preempted);
+        for scheduled in &batch.sequences {
+            let running = &running[scheduled.index];
+            match running.is_decode() {
+                true => self.counters.decode_tokens += 1,
+                false => self.counters.prefill_tokens += scheduled.num_tokens as u64,
+            }
+            if let Some(generation) = self.generations.get_mut(&scheduled.id) {
+                generation.set_cached_tokens(running.sequence.num_cached_tokens.unwrap_or(0));
+            }
+        }
+    }
+
+    fn unused_id(&mut self) -> RequestId {
+        loop {
+            let id = RequestId::new(self.next_id);
+            self.next_id = self.next_id.wrapping_add(1);
+            if !self.generations.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+
+    fn next_seed(&mut self) -> u64 {
+        // A counter is enough: the sampler's generator hashes its seed.
+        self.seed = self.seed.wrapping_add(1);
+        self.seed
+    }
+}

@@ -1,0 +1,8 @@
+//! The Llama crate against an independent dense model, against itself on other paths, and against reference logits.
+
+mod common;
+mod loading;
+mod numbers;
+mod paths;
+mod real_model;
+mod refusals;
