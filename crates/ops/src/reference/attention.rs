@@ -43,11 +43,11 @@ pub fn varlen_attention(
         let (q_end, k_end) = (q_begin + query_len, k_begin + kv_len);
         if query_len > 0 {
             let part = match kv_len {
-                0 => sees_nothing(q.clone().slice([q_begin..q_end])),
+                0 => sees_nothing(q.clone().narrow(0, q_begin, query_len)),
                 _ => dense_attention(
-                    q.clone().slice([q_begin..q_end]),
-                    k.clone().slice([k_begin..k_end]),
-                    v.clone().slice([k_begin..k_end]),
+                    q.clone().narrow(0, q_begin, query_len),
+                    k.clone().narrow(0, k_begin, kv_len),
+                    v.clone().narrow(0, k_begin, kv_len),
                     options,
                 ),
             };

@@ -192,7 +192,7 @@ fn expected(case: &Case, setup: &Setup) -> Expected {
     for (query_len, kv_len) in query_lens.iter().zip(kv_lens) {
         let (q_end, k_end) = (q_begin + query_len, k_begin + kv_len);
         if *query_len > 0 {
-            let part = |x: &Tensor<3>, begin, end| x.clone().slice([begin..end]);
+            let part = |x: &Tensor<3>, begin, end| x.clone().narrow(0, begin, end - begin);
             let q = part(&setup.q, q_begin, q_end);
             let (k, v) = (
                 part(&setup.k, k_begin, k_end),
@@ -287,7 +287,7 @@ fn a_row_does_not_depend_on_its_batch_on_flex() {
                 num_new: query_len,
             });
             let metadata = builder.build(&Device::flex()).unwrap();
-            let q = setup.q.clone().slice([first..first + query_len]);
+            let q = setup.q.clone().narrow(0, first, query_len);
             let alone = paged_attention_with_lse(q, &setup.cache, &metadata, case.options);
             let begin = first * width;
             assert_eq!(
@@ -312,7 +312,7 @@ fn two_halves_merge_into_the_whole() {
                 let options = burn_paged::AttentionOptions::bidirectional();
                 let attend = |begin: usize, end: usize| {
                     let lens = |len| burn_paged::CuSeqlens::from_lens([len], &device).unwrap();
-                    let part = |x: &Tensor<3>| x.clone().slice([begin..end]);
+                    let part = |x: &Tensor<3>| x.clone().narrow(0, begin, end - begin);
                     let (k, v) = (part(&k), part(&v));
                     let (cu_q, cu_k) = (lens(2), lens(end - begin));
                     varlen_attention_with_lse(q.clone(), k, v, &cu_q, &cu_k, options)

@@ -2,9 +2,9 @@
 //! paged keys.
 //!
 //! A task is one sequence, one key/value head and a tile of query tokens; the rows of all query heads that share the
-//! key head are stacked, so that each key is read once for the whole group. Keys are copied tile by tile into a dense
-//! f32 buffer, which also is where half precision is widened and where pages end: slots past a sequence's end are
-//! never touched.
+//! key head are stacked, so that each key is read once for the whole group. Keys and values are copied tile by tile
+//! into dense f32 buffers, the keys transposed so that scores need no sum across a vector. The copy is also where half
+//! precision is widened and where pages end: slots past a sequence's end are never touched.
 //!
 //! # Source
 //! Dao 2023, arXiv:2307.08691, section 3.1 for the rescaling.
@@ -26,6 +26,9 @@ const TILE_ROWS: usize = 64;
 
 /// Keys of a tile: K and V of 64 elements take 64 KiB, which stays in the L2 cache beside the scores.
 const TILE_KEYS: usize = 128;
+
+/// Two vectors of 512 bits.
+const PITCH_ELEMENTS: usize = 32;
 
 /// Where the keys of a sequence are among the rows of K and V.
 pub(super) enum KeySource {
@@ -206,50 +209,50 @@ impl<E: FlexElement> Problem<'_, E> {
             );
             values.iter_mut().for_each(|value| *value *= scale);
         }
-        let mut state = State::new(rows, head_dim);
-        let (mut k, mut v) = (Vec::new(), Vec::new());
+        // Rows of values and outputs are whole pairs of the widest vectors.
+        let pitch = head_dim.next_multiple_of(PITCH_ELEMENTS);
+        let mut state = State::new(rows, pitch);
+        let (mut k, mut v) = (
+            vec![0.0; head_dim * TILE_KEYS],
+            vec![0.0; TILE_KEYS * pitch],
+        );
+        let mut row_buffer = vec![0.0; head_dim];
         for begin in keys.clone().step_by(TILE_KEYS) {
             let tile = begin..(begin + TILE_KEYS).min(keys.end);
-            self.read(&self.k, task, tile.clone(), &mut k);
-            self.read(&self.v, task, tile.clone(), &mut v);
+            for (at, position) in tile.clone().enumerate() {
+                let row = self.source.row(task.sequence, position);
+                E::widen(self.k.row(&[row, task.kv_head]), &mut row_buffer);
+                // Keys lie across: `k[d][key]`.
+                let column = k[at..].iter_mut().step_by(TILE_KEYS);
+                column.zip(&row_buffer).for_each(|(k, value)| *k = *value);
+                let v = &mut v[at * pitch..at * pitch + head_dim];
+                E::widen(self.v.row(&[row, task.kv_head]), v);
+            }
             let masked = (0..rows).map(|row| {
                 let seen = visible(row);
                 let clip = |at: usize| at.clamp(tile.start, tile.end) - tile.start;
                 (clip(seen.start), clip(seen.end))
             });
             let seen: Vec<(usize, usize)> = masked.collect();
-            let softcap = self.options.softcap;
+            let v = &v[..tile.len() * pitch];
+            let (softcap, state) = (self.options.softcap, &mut state);
             simd::dispatch(Tile {
                 q: &q,
                 k: &k,
-                v: &v,
+                v,
                 seen: &seen,
                 softcap,
-                state: &mut state,
+                head_dim,
+                state,
             });
         }
-        state.finish()
-    }
-
-    /// The keys or values of a tile as dense f32 rows.
-    fn read(
-        &self,
-        from: &View<'_, E, 3>,
-        task: Task,
-        tile: std::ops::Range<usize>,
-        to: &mut Vec<f32>,
-    ) {
-        to.resize(tile.len() * self.head_dim, 0.0);
-        for (position, out) in tile.zip(to.chunks_exact_mut(self.head_dim)) {
-            let row = self.source.row(task.sequence, position);
-            E::widen(from.row(&[row, task.kv_head]), out);
-        }
+        state.finish(head_dim)
     }
 }
 
-/// Running maximum, sum and unnormalized output of each row.
+/// Running maximum, sum and unnormalized output of each row. Output rows are `pitch` apart.
 struct State {
-    head_dim: usize,
+    pitch: usize,
     max: Vec<f32>,
     sum: Vec<f32>,
     out: Vec<f32>,
@@ -257,46 +260,47 @@ struct State {
 }
 
 impl State {
-    fn new(rows: usize, head_dim: usize) -> Self {
+    fn new(rows: usize, pitch: usize) -> Self {
         Self {
-            head_dim,
+            pitch,
             max: vec![f32::NEG_INFINITY; rows],
             sum: vec![0.0; rows],
-            out: vec![0.0; rows * head_dim],
+            out: vec![0.0; rows * pitch],
             scores: vec![0.0; rows * TILE_KEYS],
         }
     }
 
-    fn finish(mut self) -> (Vec<f32>, Vec<f32>) {
-        for (out, sum) in self.out.chunks_exact_mut(self.head_dim).zip(&self.sum) {
-            // A row without keys has sum 0 and output 0.
-            if *sum > 0.0 {
-                let inverse = 1.0 / sum;
-                out.iter_mut().for_each(|value| *value *= inverse);
-            }
+    fn finish(self, head_dim: usize) -> (Vec<f32>, Vec<f32>) {
+        let mut out = Vec::with_capacity(self.sum.len() * head_dim);
+        for (row, sum) in self.out.chunks_exact(self.pitch).zip(&self.sum) {
+            // A row without keys has sum 0 and output 0; a NaN must stay one.
+            let inverse = if *sum == 0.0 { 0.0 } else { 1.0 / sum };
+            out.extend(row[..head_dim].iter().map(|value| value * inverse));
         }
         let lse = self
             .max
             .iter()
             .zip(&self.sum)
-            .map(|(max, sum)| match *sum > 0.0 {
-                true => max + sum.ln(),
-                // A sum of NaN must not look like a row without keys.
-                false if sum.is_nan() => f32::NAN,
-                false => f32::NEG_INFINITY,
+            .map(|(max, sum)| match *sum == 0.0 {
+                true => f32::NEG_INFINITY,
+                false => max + sum.ln(),
             });
-        (self.out, lse.collect())
+        (out, lse.collect())
     }
 }
 
 /// One tile of keys for all rows of a task.
 struct Tile<'a> {
+    /// Scaled queries, `[rows, head_dim]`.
     q: &'a [f32],
+    /// Keys, `[head_dim, TILE_KEYS]`.
     k: &'a [f32],
+    /// Values, `[keys, pitch]`.
     v: &'a [f32],
     /// Keys of the tile that each row sees.
     seen: &'a [(usize, usize)],
     softcap: Option<f32>,
+    head_dim: usize,
     state: &'a mut State,
 }
 
@@ -311,101 +315,159 @@ impl WithSimd for Tile<'_> {
             v,
             seen,
             softcap,
+            head_dim,
             state,
         } = self;
-        let head_dim = state.head_dim;
-        scores(simd, q, k, head_dim, &mut state.scores);
+        let num_keys = v.len() / state.pitch;
+        for_row_blocks(seen.len(), |row, rows| match rows {
+            4 => scores::<S, 4>(simd, q, k, head_dim, num_keys, row, &mut state.scores),
+            _ => scores::<S, 1>(simd, q, k, head_dim, num_keys, row, &mut state.scores),
+        });
         for (row, seen) in seen.iter().enumerate() {
-            let scores = &mut state.scores[row * TILE_KEYS..][seen.0..seen.1];
-            if scores.is_empty() {
-                continue;
-            }
-            if let Some(softcap) = softcap {
-                scores
-                    .iter_mut()
-                    .for_each(|score| *score = softcap * (*score / softcap).tanh());
-            }
-            let max = scores.iter().copied().fold(state.max[row], f32::max);
-            if max == f32::NEG_INFINITY {
-                // Every score so far is minus infinity: their weights are 0, not exp(-inf + inf).
-                scores.fill(0.0);
-                continue;
-            }
-            let rescale = simd::exp(state.max[row] - max);
-            let mut sum = 0.0;
-            for score in scores.iter_mut() {
-                *score = simd::exp(*score - max);
-                sum += *score;
-            }
-            state.max[row] = max;
-            state.sum[row] = state.sum[row] * rescale + sum;
-            let out = &mut state.out[row * head_dim..(row + 1) * head_dim];
-            out.iter_mut().for_each(|value| *value *= rescale);
+            soften(state, row, *seen, softcap);
         }
-        values(simd, seen, v, state);
+        for_row_blocks(seen.len(), |row, rows| {
+            let seen = &seen[row..row + rows];
+            // Keys that all rows of a block see are taken together, the few at the ends row by row: a row never
+            // touches a value that it must not see.
+            let begin = seen.iter().map(|seen| seen.0).max().unwrap_or(0);
+            let end = seen.iter().map(|seen| seen.1).min().unwrap_or(0).max(begin);
+            if rows == 4 {
+                values::<S, 4>(simd, v, row, begin..end, state);
+            }
+            for (at, seen) in seen.iter().enumerate() {
+                let (head, tail) = match rows == 4 && begin < end {
+                    true => (seen.0..begin, end..seen.1),
+                    false => (seen.0..seen.1, 0..0),
+                };
+                values::<S, 1>(simd, v, row + at, head, state);
+                values::<S, 1>(simd, v, row + at, tail, state);
+            }
+        });
     }
 }
 
-/// `scores[row][key] = q[row] · k[key]`, two keys against four rows at a time.
+/// Calls `block(first row, number of rows)` with 4 rows at a time, then 1.
 #[inline(always)]
-fn scores<S: Simd>(simd: S, q: &[f32], k: &[f32], head_dim: usize, scores: &mut [f32]) {
-    let mut key = 0;
-    let num_keys = k.len() / head_dim;
-    let key_row = |key: usize| &k[key * head_dim..(key + 1) * head_dim];
-    while key < num_keys {
-        let pair = key + 1 < num_keys;
-        let keys = [key_row(key), key_row(if pair { key + 1 } else { key })];
-        let mut row = 0;
-        let num_rows = q.len() / head_dim;
-        let q_row = |row: usize| &q[row * head_dim..(row + 1) * head_dim];
-        while row < num_rows {
-            let mut write = |sums: &[f32], at: usize| {
-                for (offset, sum) in sums.iter().enumerate() {
-                    scores[(row + offset) * TILE_KEYS + at] = *sum;
-                }
-            };
-            let step = if row + 4 <= num_rows {
-                let rows: [&[f32]; 4] = std::array::from_fn(|at| q_row(row + at));
-                let sums = simd::dots(simd, keys, rows);
-                write(&sums[0], key);
-                if pair {
-                    write(&sums[1], key + 1);
-                }
-                4
-            } else {
-                let sums = simd::dots(simd, keys, [q_row(row)]);
-                write(&sums[0], key);
-                if pair {
-                    write(&sums[1], key + 1);
-                }
-                1
-            };
-            row += step;
-        }
-        key += 2;
+fn for_row_blocks(rows: usize, mut block: impl FnMut(usize, usize)) {
+    let mut row = 0;
+    while row < rows {
+        let step = if row + 4 <= rows { 4 } else { 1 };
+        block(row, step);
+        row += step;
     }
 }
 
-/// `out[row] += Σ scores[row][key] · v[key]` over the keys that the row sees.
+/// Turns the scores of a row into weights, and moves its running maximum and sum.
 #[inline(always)]
-fn values<S: Simd>(simd: S, seen: &[(usize, usize)], v: &[f32], state: &mut State) {
-    let head_dim = state.head_dim;
-    for (row, (begin, end)) in seen.iter().copied().enumerate() {
-        let weights = &state.scores[row * TILE_KEYS..(row + 1) * TILE_KEYS];
-        let out = &mut state.out[row * head_dim..(row + 1) * head_dim];
-        let (body, tail) = S::as_mut_simd_f32s(out);
-        let lanes = head_dim - tail.len();
-        for key in begin..end {
-            let weight = weights[key];
-            let value = &v[key * head_dim..(key + 1) * head_dim];
-            let (value_body, _) = S::as_simd_f32s(value);
-            let splat = simd.splat_f32s(weight);
-            for (out, value) in body.iter_mut().zip(value_body) {
-                *out = simd.mul_add_f32s(splat, *value, *out);
+fn soften(state: &mut State, row: usize, seen: (usize, usize), softcap: Option<f32>) {
+    let pitch = state.pitch;
+    let scores = &mut state.scores[row * TILE_KEYS..][seen.0..seen.1];
+    if scores.is_empty() {
+        return;
+    }
+    if let Some(softcap) = softcap {
+        scores
+            .iter_mut()
+            .for_each(|score| *score = softcap * (*score / softcap).tanh());
+    }
+    let max = scores.iter().copied().fold(state.max[row], f32::max);
+    if max == f32::NEG_INFINITY && scores.iter().all(|score| *score == max) {
+        // Every score so far is minus infinity: the weights are 0, not exp(-inf + inf).
+        scores.fill(0.0);
+        return;
+    }
+    let rescale = simd::exp(state.max[row] - max);
+    scores
+        .iter_mut()
+        .for_each(|score| *score = simd::exp(*score - max));
+    state.max[row] = max;
+    state.sum[row] = state.sum[row] * rescale + sum(scores);
+    if rescale != 1.0 {
+        let out = &mut state.out[row * pitch..(row + 1) * pitch];
+        out.iter_mut().for_each(|value| *value *= rescale);
+    }
+}
+
+/// A sum in 16 strands, so that it vectorizes.
+#[inline(always)]
+fn sum(values: &[f32]) -> f32 {
+    let chunks = values.chunks_exact(16);
+    let tail: f32 = chunks.remainder().iter().sum();
+    let strands = chunks.fold([0.0f32; 16], |mut strands, chunk| {
+        strands
+            .iter_mut()
+            .zip(chunk)
+            .for_each(|(strand, value)| *strand += value);
+        strands
+    });
+    strands.iter().sum::<f32>() + tail
+}
+
+/// `scores[row][key] = Σ_d q[row][d] · k[d][key]` for `ROWS` rows: keys side by side in vectors, two vectors at a time.
+#[inline(always)]
+fn scores<S: Simd, const ROWS: usize>(
+    simd: S,
+    q: &[f32],
+    k: &[f32],
+    head_dim: usize,
+    num_keys: usize,
+    row: usize,
+    scores: &mut [f32],
+) {
+    let pitch = TILE_KEYS / S::F32_LANES;
+    let (k, _) = S::as_simd_f32s(k);
+    let (scores, _) = S::as_mut_simd_f32s(scores);
+    let q: [&[f32]; ROWS] =
+        std::array::from_fn(|at| &q[(row + at) * head_dim..(row + at + 1) * head_dim]);
+    for column in (0..num_keys.div_ceil(S::F32_LANES)).step_by(2) {
+        let mut sums = [[simd.splat_f32s(0.0); 2]; ROWS];
+        for (d, k) in k.chunks_exact(pitch).enumerate() {
+            let keys = [k[column], k[column + 1]];
+            for at in 0..ROWS {
+                let q = simd.splat_f32s(q[at][d]);
+                sums[at][0] = simd.mul_add_f32s(q, keys[0], sums[at][0]);
+                sums[at][1] = simd.mul_add_f32s(q, keys[1], sums[at][1]);
             }
-            for (out, value) in tail.iter_mut().zip(&value[lanes..]) {
-                *out += weight * value;
+        }
+        for (at, sums) in sums.into_iter().enumerate() {
+            let out = (row + at) * pitch + column;
+            scores[out..out + 2].copy_from_slice(&sums);
+        }
+    }
+}
+
+/// `out[row] += Σ scores[row][key] · v[key]` over `keys` for `ROWS` rows, two vectors of a row at a time.
+#[inline(always)]
+fn values<S: Simd, const ROWS: usize>(
+    simd: S,
+    v: &[f32],
+    row: usize,
+    keys: std::ops::Range<usize>,
+    state: &mut State,
+) {
+    if keys.is_empty() {
+        return;
+    }
+    let pitch = state.pitch / S::F32_LANES;
+    let (v, _) = S::as_simd_f32s(&v[keys.start * state.pitch..keys.end * state.pitch]);
+    let (out, _) = S::as_mut_simd_f32s(&mut state.out);
+    let weights: [&[f32]; ROWS] =
+        std::array::from_fn(|at| &state.scores[(row + at) * TILE_KEYS..][keys.clone()]);
+    for column in (0..pitch).step_by(2) {
+        let at_row = |at: usize| (row + at) * pitch + column;
+        let mut sums: [[S::f32s; 2]; ROWS] =
+            std::array::from_fn(|at| [out[at_row(at)], out[at_row(at) + 1]]);
+        for (key, v) in v.chunks_exact(pitch).enumerate() {
+            let values = [v[column], v[column + 1]];
+            for at in 0..ROWS {
+                let weight = simd.splat_f32s(weights[at][key]);
+                sums[at][0] = simd.mul_add_f32s(weight, values[0], sums[at][0]);
+                sums[at][1] = simd.mul_add_f32s(weight, values[1], sums[at][1]);
             }
+        }
+        for (at, sums) in sums.into_iter().enumerate() {
+            out[at_row(at)..at_row(at) + 2].copy_from_slice(&sums);
         }
     }
 }

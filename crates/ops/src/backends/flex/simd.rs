@@ -60,7 +60,7 @@ pub(super) fn exp(x: f32) -> f32 {
     let clamped = x.clamp(-87.3, 88.3);
     let n = (clamped * LOG2_E + ROUND) - ROUND;
     let r = clamped - n * LN2_HIGH - n * LN2_LOW;
-    let mut p = 1.987_569_2e-4;
+    let mut p = 1.987_569_1e-4;
     p = p * r + 1.398_199_9e-3;
     p = p * r + 8.333_452e-3;
     p = p * r + 4.166_579_6e-2;
