@@ -7,7 +7,7 @@
 //!
 //! - `attention`: packed queries over packed keys or over the paged cache
 //! - `store_kv`, `gather_kv`: into the cache and out of it
-//! - `rms_norm`, `rotary`, `silu_and_mul`, `embedding`, `greedy`: the rest of a decoder
+//! - `rms_norm`, `rotary`, `silu_and_mul`, `linear`, `embedding`, `greedy`: the rest of a decoder
 //! - `paged`, `sequence`, `layout`: positions, slots and offsets, on the device and on the host
 //! - `device`, `grid`, `rows`, `reduce`: what plans are made from
 //!
@@ -51,6 +51,7 @@ mod greedy;
 mod grid;
 mod launcher;
 mod layout;
+mod linear;
 mod paged;
 mod reduce;
 mod rms_norm;
@@ -71,6 +72,7 @@ pub use gather_kv::gather_kv;
 pub use greedy::greedy;
 pub use grid::Grid;
 pub use launcher::Launcher;
+pub use linear::linear;
 pub use rms_norm::{add_rms_norm, rms_norm};
 pub use rotary::{RotaryTable, rotary, rotary_and_store};
 pub use silu_and_mul::silu_and_mul;

@@ -322,6 +322,8 @@ pub(crate) fn has_linear(device: &Device) -> bool {
     match device.as_dispatch() {
         #[cfg(feature = "flex")]
         DispatchDevice::Flex(_) => true,
+        #[cfg(feature = "cube")]
+        DispatchDevice::Cube(device) => crate::backends::cube::is_cpu(device.client()),
         #[allow(unreachable_patterns)] // As in `implemented_by`.
         _ => false,
     }

@@ -6,6 +6,6 @@
 //! With fusion the extension macro writes the third, which queues the ops in order and then calls `cube.rs`.
 
 #[cfg(feature = "cube")]
-mod cube;
+pub(crate) mod cube;
 #[cfg(feature = "flex")]
 mod flex;

