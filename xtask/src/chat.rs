@@ -33,7 +33,7 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
 }
 
 /// Builds the release binary with the default features and `features`.
-pub(crate) fn build(features: Option<&str>) -> Result<(), Failure> {
+fn build(features: Option<&str>) -> Result<(), Failure> {
     let mut command = process::cargo(["build", "--release", "--package", PACKAGE])?;
     if let Some(features) = features {
         command.args(["--features", features]);

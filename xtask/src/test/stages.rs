@@ -1,12 +1,13 @@
 //! What each stage runs.
 //!
-//! Most of the time goes into building dependencies, so the stages are cut by what they share. The `-flex` stages all
-//! select the whole workspace with the same features: cargo then builds each dependency once for running and once for
-//! checking (clippy and rustdoc use the latter). The `-cpu` stages select only the crates with device code.
+//! Most of the time goes into building dependencies, and cargo builds them anew for each set of features that it
+//! resolves, so the stages are cut by what they share. `clippy-flex` and `doc` select the workspace's libraries and
+//! binaries with the feature of the default build; `clippy`, `test` and `examples` select all targets, which brings the
+//! development dependencies in, with every backend that runs without a GPU.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use crate::{Failure, chat, llvm, model, packages, paths, process};
+use crate::{Failure, llvm, model, packages, paths, process};
 
 /// One step of CI.
 pub(super) struct Stage {
@@ -37,13 +38,8 @@ pub(super) const STAGES: &[Stage] = &[
         run: llvm::ensure,
     },
     Stage {
-        name: "chat",
-        what: "release build of chat, one question",
-        run: ask_chat,
-    },
-    Stage {
         name: "clippy-flex",
-        what: "lints, all targets, feature flex",
+        what: "lints, feature flex",
         run: clippy_flex,
     },
     Stage {
@@ -52,31 +48,26 @@ pub(super) const STAGES: &[Stage] = &[
         run: doc,
     },
     Stage {
-        name: "test-flex",
-        what: "all tests, feature flex",
-        run: test_flex,
+        name: "clippy",
+        what: "lints, all targets, features flex, cpu, fusion",
+        run: clippy,
+    },
+    Stage {
+        name: "test",
+        what: "all tests, features flex, cpu, fusion",
+        run: test,
     },
     Stage {
         name: "examples",
         what: "the examples run",
         run: run_examples,
     },
-    Stage {
-        name: "clippy-cpu",
-        what: "lints, features flex, cpu, fusion",
-        run: clippy_cpu,
-    },
-    Stage {
-        name: "test-cpu",
-        what: "device tests, features flex, cpu, fusion",
-        run: test_cpu,
-    },
 ];
 
-/// Crates with device code: what they compute depends on the backend.
-const DEVICE_CRATES: &[&str] = &["burn-paged-kernels", "burn-paged", "burn-paged-llama"];
-const WORKSPACE_FLEX: &[&str] = &["--workspace", "--features", "flex"];
-const DEVICE_FEATURES: &[&str] = &["--features", "flex,cpu,fusion"];
+/// What the default build has.
+const FLEX: &[&str] = &["--workspace", "--features", "flex"];
+/// Every backend that runs on a machine without a GPU.
+const HOST: &[&str] = &["--workspace", "--features", "flex,cpu,fusion"];
 
 /// Binaries that a user runs without arguments.
 const EXAMPLES: &[&str] = &[
@@ -103,64 +94,30 @@ fn fetch_model() -> Result<(), Failure> {
 }
 
 fn clippy_flex() -> Result<(), Failure> {
-    let mut command = process::cargo(["clippy", "--all-targets"])?;
-    process::run(command.args(WORKSPACE_FLEX).args(["--", "-D", "warnings"]))
-}
-
-fn clippy_cpu() -> Result<(), Failure> {
-    let mut command = process::cargo(["clippy", "--all-targets"])?;
-    command.args(device_crates()).args(DEVICE_FEATURES);
-    process::run(command.args(["--", "-D", "warnings"]))
+    let mut command = process::cargo(["clippy"])?;
+    process::run(command.args(FLEX).args(["--", "-D", "warnings"]))
 }
 
 fn doc() -> Result<(), Failure> {
     let mut command = process::cargo(["doc", "--no-deps"])?;
-    process::run(
-        command
-            .args(WORKSPACE_FLEX)
-            .env("RUSTDOCFLAGS", "-D warnings"),
-    )
+    process::run(command.args(FLEX).env("RUSTDOCFLAGS", "-D warnings"))
 }
 
-fn test_flex() -> Result<(), Failure> {
-    process::run(process::cargo(["test"])?.args(WORKSPACE_FLEX))
+fn clippy() -> Result<(), Failure> {
+    let mut command = process::cargo(["clippy", "--all-targets"])?;
+    process::run(command.args(HOST).args(["--", "-D", "warnings"]))
 }
 
-fn test_cpu() -> Result<(), Failure> {
-    process::run(
-        process::cargo(["test"])?
-            .args(device_crates())
-            .args(DEVICE_FEATURES),
-    )
+fn test() -> Result<(), Failure> {
+    process::run(process::cargo(["test"])?.args(HOST))
 }
 
-fn device_crates() -> impl Iterator<Item = &'static str> {
-    DEVICE_CRATES.iter().flat_map(|name| ["--package", *name])
-}
-
-/// Builds with the whole workspace selected, as the tests do: `cargo run --package` would resolve other features for
-/// some dependencies and build them again.
+/// Builds all targets, as the tests do: `cargo run --package` would resolve other features for some dependencies and
+/// build them again.
 fn run_examples() -> Result<(), Failure> {
-    process::run(process::cargo(["build"])?.args(WORKSPACE_FLEX))?;
+    process::run(process::cargo(["build", "--all-targets"])?.args(HOST))?;
     let folder = paths::target()?.join("debug");
     EXAMPLES
         .iter()
         .try_for_each(|name| process::run(&mut Command::new(folder.join(name))))
-}
-
-/// The README's first command, in effect: the answer on standard output, and nothing else.
-fn ask_chat() -> Result<(), Failure> {
-    chat::build(None)?;
-    let mut command = Command::new(paths::target()?.join("release/chat"));
-    command
-        .args(["--prompt", "What is the capital of France?"])
-        .stderr(Stdio::inherit());
-    let output = process::output(&mut command)?;
-    let answer = String::from_utf8(output.stdout)?;
-    eprintln!("chat answers: {}", answer.trim_end());
-    if answer.contains("Paris") {
-        Ok(())
-    } else {
-        Err("the answer does not name Paris".into())
-    }
 }
