@@ -15,7 +15,7 @@
 //! | [`rms_norm`], [`add_rms_norm`], [`rotary`], [`rotary_and_store`], [`silu_and_mul`], [`linear`], [`embedding`] | the rest of a decoder layer |
 //! | [`greedy`], [`sample`] | logits to token ids; [`sampling`] has the host form |
 //!
-//! Each has a slow twin in [`reference`] in plain tensor ops, which is the oracle of the tests and runs on backends
+//! Each has a slow twin in [`mod@reference`] in plain tensor ops, which is the oracle of the tests and runs on backends
 //! without an implementation of their own.
 //!
 //! # Features

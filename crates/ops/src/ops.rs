@@ -16,7 +16,7 @@ use crate::{
 pub enum ImplementedBy {
     /// The backend's own implementation of the extension trait.
     Backend,
-    /// [`reference`](crate::reference), in plain tensor ops.
+    /// [`mod@crate::reference`], in plain tensor ops.
     Reference,
 }
 

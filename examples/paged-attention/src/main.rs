@@ -100,3 +100,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 fn difference(a: Tensor<3>, b: Tensor<3>) -> f32 {
     (a - b).abs().max().into_scalar()
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn it_runs() {
+        super::main().unwrap();
+    }
+}

@@ -2,12 +2,11 @@
 //!
 //! Most of the time goes into building dependencies, and cargo builds them anew for each set of features that it
 //! resolves, so the stages are cut by what they share. `clippy-flex` and `doc` select the workspace's libraries and
-//! binaries with the feature of the default build; `clippy`, `test` and `examples` select all targets, which brings the
-//! development dependencies in, with every backend that runs without a GPU.
+//! binaries with the feature of the default build; `clippy` and `test` bring the development dependencies in, with every
+//! backend that runs without a GPU. The examples run as tests of their own: to build them alone would resolve other
+//! features for some dependencies and build those again.
 
-use std::process::Command;
-
-use crate::{Failure, llvm, model, packages, paths, process};
+use crate::{Failure, llvm, model, packages, process};
 
 /// One step of CI.
 pub(super) struct Stage {
@@ -54,13 +53,8 @@ pub(super) const STAGES: &[Stage] = &[
     },
     Stage {
         name: "test",
-        what: "all tests, features flex, cpu, fusion",
+        what: "all tests and examples, features flex, cpu, fusion",
         run: test,
-    },
-    Stage {
-        name: "examples",
-        what: "the examples run",
-        run: run_examples,
     },
 ];
 
@@ -68,12 +62,6 @@ pub(super) const STAGES: &[Stage] = &[
 const FLEX: &[&str] = &["--workspace", "--features", "flex"];
 /// Every backend that runs on a machine without a GPU.
 const HOST: &[&str] = &["--workspace", "--features", "flex,cpu,fusion"];
-
-/// Binaries that a user runs without arguments.
-const EXAMPLES: &[&str] = &[
-    "burn-paged-example-paged-attention",
-    "burn-paged-example-add-a-model",
-];
 
 fn packages_and_components() -> Result<(), Failure> {
     packages::ensure(packages::LLVM)?;
@@ -110,14 +98,4 @@ fn clippy() -> Result<(), Failure> {
 
 fn test() -> Result<(), Failure> {
     process::run(process::cargo(["test"])?.args(HOST))
-}
-
-/// Builds all targets, as the tests do: `cargo run --package` would resolve other features for some dependencies and
-/// build them again.
-fn run_examples() -> Result<(), Failure> {
-    process::run(process::cargo(["build", "--all-targets"])?.args(HOST))?;
-    let folder = paths::target()?.join("debug");
-    EXAMPLES
-        .iter()
-        .try_for_each(|name| process::run(&mut Command::new(folder.join(name))))
 }
