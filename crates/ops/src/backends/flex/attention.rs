@@ -9,6 +9,11 @@
 //! # Source
 //! Dao 2023, arXiv:2307.08691, section 3.1 for the rescaling.
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over registers index several arrays at once; a closure would lose the vector instructions"
+)]
+
 use burn::tensor::Shape;
 use burn_flex::FlexTensor;
 use pulp::{Simd, WithSimd};
@@ -318,43 +323,40 @@ impl WithSimd for Tile<'_> {
             head_dim,
             state,
         } = self;
-        let num_keys = v.len() / state.pitch;
-        for_row_blocks(seen.len(), |row, rows| match rows {
-            4 => scores::<S, 4>(simd, q, k, head_dim, num_keys, row, &mut state.scores),
-            _ => scores::<S, 1>(simd, q, k, head_dim, num_keys, row, &mut state.scores),
-        });
+        let (num_rows, num_keys) = (seen.len(), v.len() / state.pitch);
+        let mut row = 0;
+        while row + 4 <= num_rows {
+            scores::<S, 4>(simd, q, k, head_dim, num_keys, row, &mut state.scores);
+            row += 4;
+        }
+        while row < num_rows {
+            scores::<S, 1>(simd, q, k, head_dim, num_keys, row, &mut state.scores);
+            row += 1;
+        }
         for (row, seen) in seen.iter().enumerate() {
             soften(state, row, *seen, softcap);
         }
-        for_row_blocks(seen.len(), |row, rows| {
-            let seen = &seen[row..row + rows];
+        row = 0;
+        while row + 4 <= num_rows {
             // Keys that all rows of a block see are taken together, the few at the ends row by row: a row never
             // touches a value that it must not see.
-            let begin = seen.iter().map(|seen| seen.0).max().unwrap_or(0);
-            let end = seen.iter().map(|seen| seen.1).min().unwrap_or(0).max(begin);
-            if rows == 4 {
-                values::<S, 4>(simd, v, row, begin..end, state);
+            let (mut begin, mut end) = seen[row];
+            for other in &seen[row + 1..row + 4] {
+                (begin, end) = (begin.max(other.0), end.min(other.1));
             }
-            for (at, seen) in seen.iter().enumerate() {
-                let (head, tail) = match rows == 4 && begin < end {
-                    true => (seen.0..begin, end..seen.1),
-                    false => (seen.0..seen.1, 0..0),
-                };
-                values::<S, 1>(simd, v, row + at, head, state);
-                values::<S, 1>(simd, v, row + at, tail, state);
+            let shared = begin..end.max(begin);
+            values::<S, 4>(simd, v, row, shared.clone(), state);
+            for at in row..row + 4 {
+                let (first, last) = seen[at];
+                values::<S, 1>(simd, v, at, first..last.min(shared.start), state);
+                values::<S, 1>(simd, v, at, first.max(shared.end)..last, state);
             }
-        });
-    }
-}
-
-/// Calls `block(first row, number of rows)` with 4 rows at a time, then 1.
-#[inline(always)]
-fn for_row_blocks(rows: usize, mut block: impl FnMut(usize, usize)) {
-    let mut row = 0;
-    while row < rows {
-        let step = if row + 4 <= rows { 4 } else { 1 };
-        block(row, step);
-        row += step;
+            row += 4;
+        }
+        while row < num_rows {
+            values::<S, 1>(simd, v, row, seen[row].0..seen[row].1, state);
+            row += 1;
+        }
     }
 }
 
@@ -418,21 +420,24 @@ fn scores<S: Simd, const ROWS: usize>(
     let pitch = TILE_KEYS / S::F32_LANES;
     let (k, _) = S::as_simd_f32s(k);
     let (scores, _) = S::as_mut_simd_f32s(scores);
-    let q: [&[f32]; ROWS] =
-        std::array::from_fn(|at| &q[(row + at) * head_dim..(row + at + 1) * head_dim]);
+    let mut queries: [&[f32]; ROWS] = [&[]; ROWS];
+    for at in 0..ROWS {
+        queries[at] = &q[(row + at) * head_dim..(row + at + 1) * head_dim];
+    }
     for column in (0..num_keys.div_ceil(S::F32_LANES)).step_by(2) {
         let mut sums = [[simd.splat_f32s(0.0); 2]; ROWS];
         for (d, k) in k.chunks_exact(pitch).enumerate() {
             let keys = [k[column], k[column + 1]];
             for at in 0..ROWS {
-                let q = simd.splat_f32s(q[at][d]);
+                let q = simd.splat_f32s(queries[at][d]);
                 sums[at][0] = simd.mul_add_f32s(q, keys[0], sums[at][0]);
                 sums[at][1] = simd.mul_add_f32s(q, keys[1], sums[at][1]);
             }
         }
-        for (at, sums) in sums.into_iter().enumerate() {
-            let out = (row + at) * pitch + column;
-            scores[out..out + 2].copy_from_slice(&sums);
+        for at in 0..ROWS {
+            let to = (row + at) * pitch + column;
+            scores[to] = sums[at][0];
+            scores[to + 1] = sums[at][1];
         }
     }
 }
@@ -452,12 +457,16 @@ fn values<S: Simd, const ROWS: usize>(
     let pitch = state.pitch / S::F32_LANES;
     let (v, _) = S::as_simd_f32s(&v[keys.start * state.pitch..keys.end * state.pitch]);
     let (out, _) = S::as_mut_simd_f32s(&mut state.out);
-    let weights: [&[f32]; ROWS] =
-        std::array::from_fn(|at| &state.scores[(row + at) * TILE_KEYS..][keys.clone()]);
+    let mut weights: [&[f32]; ROWS] = [&[]; ROWS];
+    for at in 0..ROWS {
+        weights[at] = &state.scores[(row + at) * TILE_KEYS..][keys.start..keys.end];
+    }
     for column in (0..pitch).step_by(2) {
-        let at_row = |at: usize| (row + at) * pitch + column;
-        let mut sums: [[S::f32s; 2]; ROWS] =
-            std::array::from_fn(|at| [out[at_row(at)], out[at_row(at) + 1]]);
+        let mut sums = [[simd.splat_f32s(0.0); 2]; ROWS];
+        for at in 0..ROWS {
+            let from = (row + at) * pitch + column;
+            sums[at] = [out[from], out[from + 1]];
+        }
         for (key, v) in v.chunks_exact(pitch).enumerate() {
             let values = [v[column], v[column + 1]];
             for at in 0..ROWS {
@@ -466,8 +475,10 @@ fn values<S: Simd, const ROWS: usize>(
                 sums[at][1] = simd.mul_add_f32s(weight, values[1], sums[at][1]);
             }
         }
-        for (at, sums) in sums.into_iter().enumerate() {
-            out[at_row(at)..at_row(at) + 2].copy_from_slice(&sums);
+        for at in 0..ROWS {
+            let to = (row + at) * pitch + column;
+            out[to] = sums[at][0];
+            out[to + 1] = sums[at][1];
         }
     }
 }

@@ -1,5 +1,10 @@
 //! Vector code for the width that the machine has, chosen at run time by `pulp`.
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over registers index several arrays at once"
+)]
+
 use pulp::{Arch, Simd, WithSimd};
 
 /// Runs `op` compiled for the widest vectors of this machine.
@@ -8,40 +13,50 @@ pub(super) fn dispatch<O: WithSimd>(op: O) -> O::Output {
 }
 
 /// Dot products of `ROWS` rows of weights with `TOKENS` rows of activations, all of one length.
+///
+/// Plain loops on purpose: a closure, as in `array::from_fn`, may not be inlined, and is then compiled without the vector
+/// instructions of its caller.
 #[inline(always)]
 pub(super) fn dots<S: Simd, const ROWS: usize, const TOKENS: usize>(
     simd: S,
     weights: [&[f32]; ROWS],
     tokens: [&[f32]; TOKENS],
 ) -> [[f32; TOKENS]; ROWS] {
-    let zero = simd.splat_f32s(0.0);
-    let mut sums = [[zero; TOKENS]; ROWS];
-    let weights = weights.map(|row| S::as_simd_f32s(row));
-    let tokens = tokens.map(|row| S::as_simd_f32s(row));
-    let len = tokens[0].0.len();
+    let empty: (&[S::f32s], &[f32]) = (&[], &[]);
+    let (mut weight_parts, mut token_parts) = ([empty; ROWS], [empty; TOKENS]);
+    for row in 0..ROWS {
+        weight_parts[row] = S::as_simd_f32s(weights[row]);
+    }
+    for token in 0..TOKENS {
+        token_parts[token] = S::as_simd_f32s(tokens[token]);
+    }
     // Equal lengths, spelled out so that the bounds checks leave the loop.
-    let bodies = weights.map(|row| &row.0[..len]);
-    let token_bodies = tokens.map(|row| &row.0[..len]);
+    let len = token_parts[0].0.len();
+    for part in weight_parts.iter_mut().chain(&mut token_parts) {
+        part.0 = &part.0[..len];
+    }
+    let mut sums = [[simd.splat_f32s(0.0); TOKENS]; ROWS];
     for at in 0..len {
-        let weights: [S::f32s; ROWS] = std::array::from_fn(|row| bodies[row][at]);
         for token in 0..TOKENS {
-            let x = token_bodies[token][at];
+            let x = token_parts[token].0[at];
             for row in 0..ROWS {
-                sums[row][token] = simd.mul_add_f32s(weights[row], x, sums[row][token]);
+                let weight = weight_parts[row].0[at];
+                sums[row][token] = simd.mul_add_f32s(weight, x, sums[row][token]);
             }
         }
     }
-    std::array::from_fn(|row| {
-        std::array::from_fn(|token| {
-            let tail: f32 = weights[row]
-                .1
-                .iter()
-                .zip(tokens[token].1)
-                .map(|(w, x)| w * x)
-                .sum();
-            simd.reduce_sum_f32s(sums[row][token]) + tail
-        })
-    })
+    let mut dots = [[0.0; TOKENS]; ROWS];
+    for row in 0..ROWS {
+        for token in 0..TOKENS {
+            let mut dot = simd.reduce_sum_f32s(sums[row][token]);
+            let (weights, tokens) = (weight_parts[row].1, token_parts[token].1);
+            for at in 0..weights.len() {
+                dot += weights[at] * tokens[at];
+            }
+            dots[row][token] = dot;
+        }
+    }
+    dots
 }
 
 /// `exp(x)` by range reduction and a polynomial, so that a loop over it vectorizes.
