@@ -15,6 +15,17 @@ where
         .args(args)
         .current_dir(paths::repository())
         .env("CARGO_TARGET_DIR", paths::target()?);
+    // What `cargo run` tells of this package. Some build scripts watch these variables, and would rebuild half of the
+    // dependencies for each clone and whenever a build is started without xtask.
+    for (name, _) in std::env::vars_os() {
+        let told = ["CARGO_PKG_", "CARGO_MANIFEST_"];
+        if name
+            .to_str()
+            .is_some_and(|name| told.iter().any(|prefix| name.starts_with(prefix)))
+        {
+            command.env_remove(name);
+        }
+    }
     Ok(command)
 }
 
