@@ -3,8 +3,9 @@
 //!
 //! A task is one sequence, one key/value head and a tile of query tokens; the rows of all query heads that share the
 //! key head are stacked, so that each key is read once for the whole group. Keys and values are copied tile by tile
-//! into dense f32 buffers, the keys transposed so that scores need no sum across a vector. The copy is also where half
-//! precision is widened and where pages end: slots past a sequence's end are never touched.
+//! into dense f32 buffers. The copy is also where half precision is widened and where pages end: slots past a sequence's
+//! end are never touched. Keys are transposed on the way, so that scores need no sum across a vector, unless the rows
+//! are too few to earn that back: a decoding step has one row for each head of the group.
 //!
 //! # Source
 //! Dao 2023, arXiv:2307.08691, section 3.1 for the rescaling.
@@ -31,6 +32,9 @@ const TILE_ROWS: usize = 64;
 
 /// Keys of a tile: K and V of 64 elements take 64 KiB, which stays in the L2 cache beside the scores.
 const TILE_KEYS: usize = 128;
+
+/// Rows from which on it pays to transpose the keys of a tile.
+const TRANSPOSED_ROWS: usize = 4;
 
 /// Two vectors of 512 bits.
 const PITCH_ELEMENTS: usize = 32;
@@ -217,8 +221,9 @@ impl<E: FlexElement> Problem<'_, E> {
         // Rows of values and outputs are whole pairs of the widest vectors.
         let pitch = head_dim.next_multiple_of(PITCH_ELEMENTS);
         let mut state = State::new(rows, pitch);
+        let layout = KeyLayout::for_rows(rows);
         let (mut k, mut v) = (
-            vec![0.0; head_dim * TILE_KEYS],
+            vec![0.0; head_dim.max(pitch) * TILE_KEYS],
             vec![0.0; TILE_KEYS * pitch],
         );
         let mut row_buffer = vec![0.0; head_dim];
@@ -226,10 +231,15 @@ impl<E: FlexElement> Problem<'_, E> {
             let tile = begin..(begin + TILE_KEYS).min(keys.end);
             for (at, position) in tile.clone().enumerate() {
                 let row = self.source.row(task.sequence, position);
-                E::widen(self.k.row(&[row, task.kv_head]), &mut row_buffer);
-                // Keys lie across: `k[d][key]`.
-                let column = k[at..].iter_mut().step_by(TILE_KEYS);
-                column.zip(&row_buffer).for_each(|(k, value)| *k = *value);
+                let key = self.k.row(&[row, task.kv_head]);
+                match layout {
+                    KeyLayout::Rows => E::widen(key, &mut k[at * pitch..at * pitch + head_dim]),
+                    KeyLayout::Transposed => {
+                        E::widen(key, &mut row_buffer);
+                        let column = k[at..].iter_mut().step_by(TILE_KEYS);
+                        column.zip(&row_buffer).for_each(|(k, value)| *k = *value);
+                    }
+                }
                 let v = &mut v[at * pitch..at * pitch + head_dim];
                 E::widen(self.v.row(&[row, task.kv_head]), v);
             }
@@ -244,6 +254,7 @@ impl<E: FlexElement> Problem<'_, E> {
             simd::dispatch(Tile {
                 q: &q,
                 k: &k,
+                layout,
                 v,
                 seen: &seen,
                 softcap,
@@ -294,12 +305,32 @@ impl State {
     }
 }
 
+/// How a tile of keys lies in its buffer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum KeyLayout {
+    /// `[TILE_KEYS, pitch]`
+    Rows,
+    /// `[head_dim, TILE_KEYS]`
+    Transposed,
+}
+
+impl KeyLayout {
+    fn for_rows(rows: usize) -> Self {
+        if rows < TRANSPOSED_ROWS {
+            Self::Rows
+        } else {
+            Self::Transposed
+        }
+    }
+}
+
 /// One tile of keys for all rows of a task.
 struct Tile<'a> {
     /// Scaled queries, `[rows, head_dim]`.
     q: &'a [f32],
-    /// Keys, `[head_dim, TILE_KEYS]`.
+    /// Keys in `layout`.
     k: &'a [f32],
+    layout: KeyLayout,
     /// Values, `[keys, pitch]`.
     v: &'a [f32],
     /// Keys of the tile that each row sees.
@@ -317,6 +348,7 @@ impl WithSimd for Tile<'_> {
         let Self {
             q,
             k,
+            layout,
             v,
             seen,
             softcap,
@@ -325,13 +357,20 @@ impl WithSimd for Tile<'_> {
         } = self;
         let (num_rows, num_keys) = (seen.len(), v.len() / state.pitch);
         let mut row = 0;
-        while row + 4 <= num_rows {
-            scores::<S, 4>(simd, q, k, head_dim, num_keys, row, &mut state.scores);
-            row += 4;
-        }
-        while row < num_rows {
-            scores::<S, 1>(simd, q, k, head_dim, num_keys, row, &mut state.scores);
-            row += 1;
+        match (layout, num_rows) {
+            (KeyLayout::Rows, 1) => row_scores::<S, 1>(simd, q, k, head_dim, num_keys, state),
+            (KeyLayout::Rows, 2) => row_scores::<S, 2>(simd, q, k, head_dim, num_keys, state),
+            (KeyLayout::Rows, _) => row_scores::<S, 3>(simd, q, k, head_dim, num_keys, state),
+            (KeyLayout::Transposed, _) => {
+                while row + 4 <= num_rows {
+                    scores::<S, 4>(simd, q, k, head_dim, num_keys, row, &mut state.scores);
+                    row += 4;
+                }
+                while row < num_rows {
+                    scores::<S, 1>(simd, q, k, head_dim, num_keys, row, &mut state.scores);
+                    row += 1;
+                }
+            }
         }
         for (row, seen) in seen.iter().enumerate() {
             soften(state, row, *seen, softcap);
@@ -439,6 +478,45 @@ fn scores<S: Simd, const ROWS: usize>(
             scores[to] = sums[at][0];
             scores[to + 1] = sums[at][1];
         }
+    }
+}
+
+/// The scores of all `ROWS` rows, each key a dot product: four keys at a time, and one by one at the end.
+#[inline(always)]
+fn row_scores<S: Simd, const ROWS: usize>(
+    simd: S,
+    q: &[f32],
+    k: &[f32],
+    head_dim: usize,
+    num_keys: usize,
+    state: &mut State,
+) {
+    let pitch = state.pitch;
+    let mut queries: [&[f32]; ROWS] = [&[]; ROWS];
+    for row in 0..ROWS {
+        queries[row] = &q[row * head_dim..(row + 1) * head_dim];
+    }
+    let mut key = 0;
+    while key + 4 <= num_keys {
+        let mut keys: [&[f32]; 4] = [&[]; 4];
+        for at in 0..4 {
+            keys[at] = &k[(key + at) * pitch..(key + at) * pitch + head_dim];
+        }
+        let dots = simd::dots::<S, 4, ROWS>(simd, keys, queries);
+        for at in 0..4 {
+            for row in 0..ROWS {
+                state.scores[row * TILE_KEYS + key + at] = dots[at][row];
+            }
+        }
+        key += 4;
+    }
+    while key < num_keys {
+        let keys = [&k[key * pitch..key * pitch + head_dim]];
+        let [dots] = simd::dots::<S, 1, ROWS>(simd, keys, queries);
+        for row in 0..ROWS {
+            state.scores[row * TILE_KEYS + key] = dots[row];
+        }
+        key += 1;
     }
 }
 
