@@ -1,6 +1,6 @@
 //! What a device can do, as plain data: plans are pure functions of a problem and of these facts.
 
-use cubecl::features::{Plane, TypeUsage};
+use cubecl::features::{MmaConfig, Plane, TypeUsage};
 use cubecl::ir::{DeviceProperties, ElemType, FloatKind};
 use cubecl::prelude::{AddressType, Client};
 
@@ -33,6 +33,13 @@ pub struct DeviceFacts {
     pub bf16: bool,
     /// Whether kernels may index with 64 bits.
     pub wide_addresses: bool,
+    /// Multiprocessors of a GPU that says so.
+    pub num_multiprocessors: Option<u32>,
+    /// Whether planes multiply 16 by 16 by 8 elements of f16, with sums in f32 and fragments as on CUDA, and load such
+    /// fragments from shared memory.
+    pub mma_f16: bool,
+    /// As `mma_f16`, for bf16.
+    pub mma_bf16: bool,
 }
 
 impl DeviceFacts {
@@ -53,7 +60,20 @@ impl DeviceFacts {
             f16: stores(properties, FloatKind::F16),
             bf16: stores(properties, FloatKind::BF16),
             wide_addresses: properties.supports_address(AddressType::U64),
+            num_multiprocessors: hardware.num_streaming_multiprocessors,
+            mma_f16: multiplies(properties, FloatKind::F16),
+            mma_bf16: multiplies(properties, FloatKind::BF16),
         }
+    }
+
+    /// Whether the tensor-core kernels run, for `dtype`.
+    pub fn has_mma(&self, dtype: ElemType) -> bool {
+        let supported = match dtype {
+            ElemType::Float(FloatKind::F16) => self.mma_f16,
+            ElemType::Float(FloatKind::BF16) => self.mma_bf16,
+            _ => false,
+        };
+        supported && self.plane_size() == Some(32)
     }
 
     /// Whether units run one after the other on cores, so that a unit should be given whole rows.
@@ -109,6 +129,20 @@ fn stores(properties: &DeviceProperties, kind: FloatKind) -> bool {
         .is_superset(TypeUsage::Buffer | TypeUsage::Conversion)
 }
 
+/// Only CUDA has this shape, with known fragments.
+fn multiplies(properties: &DeviceProperties, kind: FloatKind) -> bool {
+    let config = MmaConfig {
+        a_type: ElemType::Float(kind),
+        b_type: ElemType::Float(kind),
+        cd_type: ElemType::Float(FloatKind::F32),
+        m: 16,
+        n: 8,
+        k: 16,
+    };
+    let matmul = &properties.features.matmul;
+    matmul.mma.contains(&config) && matmul.ldmatrix.contains(&ElemType::Float(kind))
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -128,6 +162,9 @@ pub(crate) mod tests {
             f16: true,
             bf16: true,
             wide_addresses: true,
+            num_multiprocessors: Some(132),
+            mma_f16: true,
+            mma_bf16: true,
         }
     }
 
@@ -146,6 +183,9 @@ pub(crate) mod tests {
             f16: true,
             bf16: true,
             wide_addresses: true,
+            num_multiprocessors: None,
+            mma_f16: false,
+            mma_bf16: false,
         }
     }
 

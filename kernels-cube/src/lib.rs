@@ -2,8 +2,8 @@
 //! processors.
 //!
 //! Knows tensors as buffers with shapes and strides ([`TensorRef`]) and nothing of Burn. Every op
-//! is a function that checks its arguments, plans, and queues one launch on a [`Launcher`]; it
-//! allocates nothing, reads nothing back, and returns a [`KernelError`] in place of a panic.
+//! is a function that checks its arguments, plans, and queues a launch on a [`Launcher`]; it
+//! allocates nothing (but the parts of a split attention), reads nothing back, and returns a [`KernelError`] in place of a panic.
 //!
 //! - `attention`: packed queries over packed keys or over the paged cache
 //! - `store_kv`, `gather_kv`: into the cache and out of it
@@ -64,6 +64,7 @@ mod tensor;
 
 pub use attention::{
     AttentionKernel, AttentionOptions, AttentionPlan, AttentionProblem, Keys, attention,
+    attention_plan, attention_with,
 };
 pub use device::DeviceFacts;
 pub use embedding::embedding;

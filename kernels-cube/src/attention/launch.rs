@@ -1,7 +1,10 @@
+use super::keys::{BatchShapeLaunch, KeySource, ScoreParamsLaunch, SplitsLaunch};
+use super::merge::merge_kernel;
+use super::mma::MmaSpec;
+use super::mma_decode::mma_decode_kernel;
+use super::mma_prefill::mma_prefill_kernel;
 use super::plan::{AttentionKernel, AttentionPlan};
-use super::portable::{
-    BatchShapeLaunch, KeySource, PortableSpec, ScoreParamsLaunch, attention_kernel,
-};
+use super::portable::{PortableSpec, attention_kernel};
 use super::{AttentionOptions, AttentionProblem};
 use crate::cache::CacheProblem;
 use crate::check::{Check, F32, I32};
@@ -9,6 +12,7 @@ use crate::error::KernelError;
 use crate::launcher::Launcher;
 use crate::layout::{HeadLayoutLaunch, head_layout, slot_layout};
 use crate::paged::BlockTableShape;
+use crate::rows::RowSplit;
 use crate::tensor::TensorRef;
 
 /// The keys and values that queries attend over.
@@ -54,6 +58,13 @@ pub enum Keys<'a> {
 /// past the last sequence. Keys that nobody may see are not read. A key whose block is none of the
 /// cache's is left out.
 ///
+/// Tensor-core kernels round the weights to the dtype before they multiply the values, and a value of infinity or NaN
+/// that one row of a tile sees may reach rows of the tile that do not.
+///
+/// # Memory
+/// Where the plan cuts keys into parts ([`AttentionPlan::num_splits`]), their results are kept in f32 in a buffer of the
+/// client's pool until a second launch has put them together.
+///
 /// # Errors
 /// [`KernelError::Invalid`] if shapes, strides, dtypes, buffers or options disagree,
 /// [`KernelError::Unsupported`] and [`KernelError::Launch`] if the device cannot serve them.
@@ -66,60 +77,108 @@ pub fn attention(
     lse: &TensorRef,
     options: &AttentionOptions,
 ) -> Result<(), KernelError> {
+    attend(launcher, q, cu_seqlens_q, keys, out, lse, options, None)
+}
+
+/// As [`attention`] with a kernel of the caller's choice, for tests and benches.
+///
+/// # Errors
+/// As [`attention`], and [`KernelError::Unsupported`] if the kernel does not run on the device or does not take the
+/// problem.
+#[allow(clippy::too_many_arguments, reason = "those of `attention` and one more")]
+pub fn attention_with(
+    launcher: &Launcher,
+    kernel: AttentionKernel,
+    q: &TensorRef,
+    cu_seqlens_q: &TensorRef,
+    keys: Keys<'_>,
+    out: &TensorRef,
+    lse: &TensorRef,
+    options: &AttentionOptions,
+) -> Result<(), KernelError> {
+    attend(launcher, q, cu_seqlens_q, keys, out, lse, options, Some(kernel))
+}
+
+/// The plan that [`attention`] makes for the same arguments, for tests and benches.
+///
+/// # Errors
+/// As [`attention`].
+#[allow(clippy::too_many_arguments, reason = "those of `attention`")]
+pub fn attention_plan(
+    launcher: &Launcher,
+    q: &TensorRef,
+    cu_seqlens_q: &TensorRef,
+    keys: Keys<'_>,
+    out: &TensorRef,
+    lse: &TensorRef,
+    options: &AttentionOptions,
+) -> Result<AttentionPlan, KernelError> {
     let check = Check::new("attention");
-    let [num_tokens, num_heads, head_dim] = check.sizes("q", q)?;
-    let dtype = check.float(launcher.facts(), "q", q)?;
-    let [num_offsets] = check.sizes("cu_seqlens_q", cu_seqlens_q)?;
-    let Some(num_seqs) = num_offsets.checked_sub(1) else {
-        return check.invalid("cu_seqlens_q is empty, expected at least one entry".into());
-    };
-    let source = Source::checked(check, launcher, keys, num_seqs)?;
-    let num_kv_heads = source.k.shape()[source.k.shape().len() - 2];
-    let problem = AttentionProblem {
-        num_tokens,
-        num_seqs,
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        dtype,
-    };
-    problem.check(check, options)?;
-    check.same(
-        "keys",
-        "head_dim",
-        source.k.shape().last().unwrap_or(&0),
-        &head_dim,
-    )?;
-    check.same("keys", "dtype", &source.k.dtype(), &dtype)?;
-    check.rows("q", q, &[num_tokens, num_heads, head_dim], dtype)?;
-    check.contiguous("cu_seqlens_q", cu_seqlens_q, &[num_seqs + 1], I32)?;
-    check.rows("out", out, &[num_tokens, num_heads, head_dim], dtype)?;
-    check.contiguous("lse", lse, &[num_tokens, num_heads], F32)?;
-    let inputs = [("q", q), ("keys", source.k), ("values", source.v)];
-    check.output("out", out, &inputs)?;
-    check.output("lse", lse, &[("out", out), inputs[0], inputs[1], inputs[2]])?;
-    if num_tokens == 0 || num_heads == 0 {
+    let (problem, operands) =
+        Operands::checked(check, launcher, q, cu_seqlens_q, keys, out, lse, options)?;
+    let n = operands.vector_size(launcher, &problem);
+    Ok(AttentionPlan::new(launcher.facts(), &problem, n, options))
+}
+
+#[allow(clippy::too_many_arguments, reason = "those of `attention` and one more")]
+fn attend(
+    launcher: &Launcher,
+    q: &TensorRef,
+    cu_seqlens_q: &TensorRef,
+    keys: Keys<'_>,
+    out: &TensorRef,
+    lse: &TensorRef,
+    options: &AttentionOptions,
+    kernel: Option<AttentionKernel>,
+) -> Result<(), KernelError> {
+    let check = Check::new("attention");
+    let (problem, operands) =
+        Operands::checked(check, launcher, q, cu_seqlens_q, keys, out, lse, options)?;
+    if problem.num_tokens == 0 || problem.num_heads == 0 {
         return Ok(());
     }
-
-    let n = launcher.vector_size(dtype, &[head_dim], &[q, source.k, source.v, out]);
-    let plan = AttentionPlan::new(launcher.facts(), &problem, n);
-    match plan.kernel {
-        AttentionKernel::Portable => portable(
-            check,
-            launcher,
-            &problem,
-            &plan,
-            &Operands {
-                q,
-                cu_seqlens_q,
-                source,
-                out,
-                lse,
-            },
-            options,
-        ),
+    let n = operands.vector_size(launcher, &problem);
+    let facts = launcher.facts();
+    let plan = match kernel {
+        None => AttentionPlan::new(facts, &problem, n, options),
+        Some(kernel) if kernel.runs(facts, &problem, n) => {
+            AttentionPlan::with_kernel(facts, &problem, n, options, kernel)
+        }
+        Some(kernel) => {
+            return check.unsupported(format!(
+                "{kernel:?} for {problem:?} in vectors of {n} elements"
+            ));
+        }
+    };
+    if plan.num_splits == 1 {
+        return launch(check, launcher, &problem, &plan, &operands, options);
     }
+    let AttentionProblem {
+        num_tokens,
+        num_heads,
+        head_dim,
+        ..
+    } = problem;
+    let scratch = |sizes: &[usize]| {
+        let bytes = sizes.iter().try_fold(F32.size(), |n, &size| n.checked_mul(size));
+        match bytes {
+            Some(bytes) => {
+                let handle = launcher.client().empty(bytes);
+                Ok(TensorRef::contiguous(handle, sizes.to_vec(), F32))
+            }
+            None => check.too_large(format!("parts of {sizes:?} elements")),
+        }
+    };
+    // Parts lie one after the other, as rows of so many more tokens.
+    let parts = scratch(&[plan.num_splits * num_tokens, num_heads, head_dim])?;
+    let part_lse = scratch(&[plan.num_splits * num_tokens, num_heads])?;
+    let split = Operands {
+        out: &parts,
+        lse: &part_lse,
+        ..operands
+    };
+    launch(check, launcher, &problem, &plan, &split, options)?;
+    merge(check, launcher, &problem, &plan, &parts, &part_lse, out, lse)
 }
 
 /// In place of a block table, where keys are packed and the kernel reads none.
@@ -131,6 +190,7 @@ const NO_TABLE: BlockTableShape = BlockTableShape {
 };
 
 /// The tensors of a launch, checked.
+#[derive(Clone, Copy)]
 struct Operands<'a> {
     q: &'a TensorRef,
     cu_seqlens_q: &'a TensorRef,
@@ -139,7 +199,69 @@ struct Operands<'a> {
     lse: &'a TensorRef,
 }
 
+impl<'a> Operands<'a> {
+    #[allow(clippy::too_many_arguments, reason = "those of `attention`")]
+    fn checked(
+        check: Check,
+        launcher: &Launcher,
+        q: &'a TensorRef,
+        cu_seqlens_q: &'a TensorRef,
+        keys: Keys<'a>,
+        out: &'a TensorRef,
+        lse: &'a TensorRef,
+        options: &AttentionOptions,
+    ) -> Result<(AttentionProblem, Self), KernelError> {
+        let [num_tokens, num_heads, head_dim] = check.sizes("q", q)?;
+        let dtype = check.float(launcher.facts(), "q", q)?;
+        let [num_offsets] = check.sizes("cu_seqlens_q", cu_seqlens_q)?;
+        let Some(num_seqs) = num_offsets.checked_sub(1) else {
+            return check.invalid("cu_seqlens_q is empty, expected at least one entry".into());
+        };
+        let source = Source::checked(check, launcher, keys, num_seqs)?;
+        let num_kv_heads = source.k.shape()[source.k.shape().len() - 2];
+        let problem = AttentionProblem {
+            num_tokens,
+            num_seqs,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            max_keys: source.max_keys as usize,
+            dtype,
+        };
+        problem.check(check, options)?;
+        check.same(
+            "keys",
+            "head_dim",
+            source.k.shape().last().unwrap_or(&0),
+            &head_dim,
+        )?;
+        check.same("keys", "dtype", &source.k.dtype(), &dtype)?;
+        check.rows("q", q, &[num_tokens, num_heads, head_dim], dtype)?;
+        check.contiguous("cu_seqlens_q", cu_seqlens_q, &[num_seqs + 1], I32)?;
+        check.rows("out", out, &[num_tokens, num_heads, head_dim], dtype)?;
+        check.contiguous("lse", lse, &[num_tokens, num_heads], F32)?;
+        let inputs = [("q", q), ("keys", source.k), ("values", source.v)];
+        check.output("out", out, &inputs)?;
+        check.output("lse", lse, &[("out", out), inputs[0], inputs[1], inputs[2]])?;
+        let operands = Self {
+            q,
+            cu_seqlens_q,
+            source,
+            out,
+            lse,
+        };
+        Ok((problem, operands))
+    }
+
+    /// The widest vector in which all tensors can be seen.
+    fn vector_size(&self, launcher: &Launcher, problem: &AttentionProblem) -> usize {
+        let tensors = [self.q, self.source.k, self.source.v, self.out];
+        launcher.vector_size(problem.dtype, &[problem.head_dim], &tensors)
+    }
+}
+
 /// Packed and paged keys in the form that a kernel takes.
+#[derive(Clone, Copy)]
 struct Source<'a> {
     kind: KeySource,
     k: &'a TensorRef,
@@ -209,7 +331,7 @@ impl<'a> Source<'a> {
     }
 }
 
-fn portable(
+fn launch(
     check: Check,
     launcher: &Launcher,
     problem: &AttentionProblem,
@@ -229,49 +351,162 @@ fn portable(
     let (count, dim, address) = launcher.topology(check, plan.grid, n, &tensors)?;
     // A wider window hides nothing, and positions less a window must not wrap.
     let window = options.window.filter(|&window| window < 1 << 30);
-    let spec = PortableSpec {
+    let batch = BatchShapeLaunch::new(
+        problem.num_tokens,
+        problem.num_seqs,
+        problem.num_heads,
+        problem.num_heads / problem.num_kv_heads,
+        source.max_keys,
+    );
+    let params = ScoreParamsLaunch::new(
+        options.scale,
+        options.softcap.unwrap_or(1.0),
+        window.map_or(0, |window| window as i32),
+    );
+    // Longer parts hold every key, and the end of a part must not wrap.
+    let splits = SplitsLaunch::new(plan.num_splits, plan.fixed_split.min(1 << 30) as i32);
+    let dtypes = [problem.dtype, out.dtype()];
+    let mma_spec = MmaSpec {
         keys: source.kind,
-        head_vectors: problem.head_dim / n,
-        unroll: plan.unroll,
+        head_dim: problem.head_dim,
         causal: options.causal,
         windowed: window.is_some(),
         softcapped: options.softcap.is_some(),
+        block_log2: source
+            .table
+            .block_size
+            .is_power_of_two()
+            .then(|| source.table.block_size.ilog2()),
     };
     // SAFETY: every tensor lies in its buffer, lengths and blocks are tested against the tables and
-    // the keys, the outputs overlap nothing, and surplus units end first.
+    // the keys, the outputs overlap nothing, and surplus units end first, all those of a cube together
+    // where units share memory.
     unsafe {
-        attention_kernel::launch_unchecked(
+        match plan.kernel {
+            AttentionKernel::Portable => attention_kernel::launch_unchecked(
+                launcher.client(),
+                count,
+                dim,
+                address,
+                n,
+                q.buffer_arg(n),
+                source.k.buffer_arg(n),
+                source.v.buffer_arg(n),
+                cu_seqlens_q.buffer_arg(1),
+                source.kv_lens.buffer_arg(1),
+                source.block_table.buffer_arg(1),
+                out.buffer_arg(n),
+                lse.buffer_arg(1),
+                head_layout(q, n),
+                source.layout(source.k, n),
+                source.layout(source.v, n),
+                head_layout(out, n),
+                source.table.arg(),
+                batch,
+                params,
+                splits,
+                PortableSpec {
+                    keys: source.kind,
+                    head_vectors: problem.head_dim / n,
+                    unroll: plan.unroll,
+                    causal: options.causal,
+                    windowed: window.is_some(),
+                    softcapped: options.softcap.is_some(),
+                },
+                dtypes,
+            ),
+            AttentionKernel::MmaDecode => mma_decode_kernel::launch_unchecked(
+                launcher.client(),
+                count,
+                dim,
+                address,
+                q.buffer_arg(n),
+                source.k.buffer_arg(n),
+                source.v.buffer_arg(n),
+                cu_seqlens_q.buffer_arg(1),
+                source.kv_lens.buffer_arg(1),
+                source.block_table.buffer_arg(1),
+                out.buffer_arg(n),
+                lse.buffer_arg(1),
+                head_layout(q, n),
+                source.layout(source.k, n),
+                source.layout(source.v, n),
+                head_layout(out, n),
+                source.table.arg(),
+                batch,
+                params,
+                splits,
+                plan.num_cubes,
+                mma_spec,
+                dtypes,
+            ),
+            AttentionKernel::MmaPrefill => mma_prefill_kernel::launch_unchecked(
+                launcher.client(),
+                count,
+                dim,
+                address,
+                q.buffer_arg(n),
+                source.k.buffer_arg(n),
+                source.v.buffer_arg(n),
+                cu_seqlens_q.buffer_arg(1),
+                source.kv_lens.buffer_arg(1),
+                source.block_table.buffer_arg(1),
+                // The output is written in pairs of elements.
+                out.buffer_arg(2),
+                lse.buffer_arg(1),
+                head_layout(q, n),
+                source.layout(source.k, n),
+                source.layout(source.v, n),
+                head_layout(out, 2),
+                source.table.arg(),
+                batch,
+                params,
+                splits,
+                plan.num_cubes,
+                mma_spec,
+                dtypes,
+            ),
+        }
+    }
+    Ok(())
+}
+
+/// Puts the parts of a split call together.
+#[allow(clippy::too_many_arguments, reason = "the tensors of one launch")]
+fn merge(
+    check: Check,
+    launcher: &Launcher,
+    problem: &AttentionProblem,
+    plan: &AttentionPlan,
+    parts: &TensorRef,
+    part_lse: &TensorRef,
+    out: &TensorRef,
+    lse: &TensorRef,
+) -> Result<(), KernelError> {
+    let n = launcher.vector_size(problem.dtype, &[problem.head_dim], &[out]);
+    let head_vectors = problem.head_dim / n;
+    let rows = problem.num_tokens * problem.num_heads;
+    let split = RowSplit::new(launcher.facts(), rows, head_vectors);
+    let grid = split.grid(launcher.facts());
+    let (count, dim, address) = launcher.topology(check, grid, n, &[parts, out])?;
+    // SAFETY: the parts are ours, the outputs were checked, and surplus units end first.
+    unsafe {
+        merge_kernel::launch_unchecked(
             launcher.client(),
             count,
             dim,
             address,
             n,
-            q.buffer_arg(n),
-            source.k.buffer_arg(n),
-            source.v.buffer_arg(n),
-            cu_seqlens_q.buffer_arg(1),
-            source.kv_lens.buffer_arg(1),
-            source.block_table.buffer_arg(1),
+            parts.buffer_arg(n),
+            part_lse.buffer_arg(1),
             out.buffer_arg(n),
             lse.buffer_arg(1),
-            head_layout(q, n),
-            source.layout(source.k, n),
-            source.layout(source.v, n),
             head_layout(out, n),
-            source.table.arg(),
-            BatchShapeLaunch::new(
-                problem.num_tokens,
-                problem.num_seqs,
-                problem.num_heads,
-                problem.num_heads / problem.num_kv_heads,
-                source.max_keys,
-            ),
-            ScoreParamsLaunch::new(
-                options.scale,
-                options.softcap.unwrap_or(1.0),
-                window.map_or(0, |window| window as i32),
-            ),
-            spec,
+            split.arg(),
+            problem.num_tokens,
+            problem.num_heads,
+            head_vectors,
+            plan.num_splits,
             problem.dtype,
         );
     }

@@ -2,19 +2,26 @@
 //!
 //! - `options.rs`: what a caller may choose
 //! - `problem.rs`: the arguments, checked
-//! - `plan.rs`: which kernel, how wide, how many cubes
+//! - `plan.rs`: which kernel, in how many parts, how wide, how many cubes
 //! - `launch.rs`: checks, plan, launch
-//! - `mask.rs`: the keys that a row sees
-//! - `portable.rs`: the kernel, for every runtime
+//! - `mask.rs`: the keys that a row sees; `keys.rs`: where they lie, and which part of a split call takes them
+//! - `portable.rs`: the kernel for every runtime
+//! - `mma.rs`: what the tensor-core kernels share; `mma_decode.rs` for few rows, `mma_prefill.rs` for many
+//! - `merge.rs`: the parts of a split call, put together
 
+mod keys;
 mod launch;
 mod mask;
+mod merge;
+mod mma;
+mod mma_decode;
+mod mma_prefill;
 mod options;
 mod plan;
 mod portable;
 mod problem;
 
-pub use launch::{Keys, attention};
+pub use launch::{Keys, attention, attention_plan, attention_with};
 pub use options::AttentionOptions;
 pub use plan::{AttentionKernel, AttentionPlan};
 pub use problem::AttentionProblem;

@@ -10,6 +10,9 @@ pub struct AttentionOptions {
     pub window: Option<usize>,
     /// Bound of the scores: `softcap · tanh(score / softcap)`. `None` leaves them unbounded.
     pub softcap: Option<f32>,
+    /// Positions after which the keys of every row are cut into parts that are attended on their own, so that the bits of a
+    /// row depend on nothing else in the batch. `None` cuts as it suits the device and the batch.
+    pub fixed_split: Option<usize>,
 }
 
 impl AttentionOptions {
@@ -20,6 +23,7 @@ impl AttentionOptions {
             causal: true,
             window: None,
             softcap: None,
+            fixed_split: None,
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! out[t, h] = Σ_j softmax_j(scale · q[t, h] · k[j]) · v[j],   j over the keys visible to t.
 //!
-//! Owns      unit: one row of one head; rows that share a key head are neighbours.
+//! Owns      unit: one row of one head over one part of its keys; rows that share a key head are neighbours.
 //! Memory    registers: the query and the output in f32, the running max and sum.
 //! Numerics  scale folded into q; dot products, softmax and sums in f32; natural exponent; one
 //!           cast on write. The running max starts at the lowest finite number, so that no
@@ -14,6 +14,7 @@
 
 use cubecl::prelude::*;
 
+use super::keys::{BatchShape, KeySource, ScoreParams, Splits, sequence_keys};
 use super::mask::visible_keys;
 use crate::layout::HeadLayout;
 use crate::paged::{BlockTableShape, KeyRun};
@@ -21,15 +22,6 @@ use crate::sequence::sequence_of;
 
 /// Keys whose scores are formed before the output is rescaled once for all of them.
 const KEYS_PER_STEP: usize = 4;
-
-/// Where keys and values lie.
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub(super) enum KeySource {
-    /// One after the other; `kv_lens` holds `cu_seqlens_k`, `[num_seqs + 1]`.
-    Packed,
-    /// In blocks named by the block table; `kv_lens` holds one length per sequence.
-    Paged,
-}
 
 /// What is compiled into a kernel.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
@@ -42,35 +34,15 @@ pub(super) struct PortableSpec {
     pub(super) softcapped: bool,
 }
 
-/// Sizes of the batch.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(super) struct BatchShape {
-    num_tokens: usize,
-    num_seqs: usize,
-    num_heads: usize,
-    /// Query heads of one key head.
-    group_size: usize,
-    /// Rows of packed keys, or positions that the block table has entries for.
-    max_keys: i32,
-}
-
-/// Numbers of the options.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(super) struct ScoreParams {
-    scale: f32,
-    softcap: f32,
-    window: i32,
-}
-
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn attention_kernel<F: Float, N: Size>(
+pub(super) fn attention_kernel<F: Float, O: Float, N: Size>(
     q: &[Vector<F, N>],
     k: &[Vector<F, N>],
     v: &[Vector<F, N>],
     cu_seqlens_q: &[i32],
     kv_lens: &[i32],
     block_table: &[i32],
-    out: &mut [Vector<F, N>],
+    out: &mut [Vector<O, N>],
     lse: &mut [f32],
     q_layout: HeadLayout,
     k_layout: HeadLayout,
@@ -79,15 +51,18 @@ pub(super) fn attention_kernel<F: Float, N: Size>(
     table: BlockTableShape,
     batch: BatchShape,
     params: ScoreParams,
+    splits: Splits,
     #[comptime] spec: PortableSpec,
-    #[define(F)] _dtype: ElemType,
+    #[define(F, O)] _dtypes: [ElemType; 2],
 ) {
-    if ABSOLUTE_POS >= batch.num_tokens * batch.num_heads {
+    let num_rows = batch.num_tokens * batch.num_heads;
+    let split = ABSOLUTE_POS / num_rows;
+    if split >= splits.count {
         terminate!();
     }
     let rows_per_kv_head = batch.num_tokens * batch.group_size;
-    let kv_head = ABSOLUTE_POS / rows_per_kv_head;
-    let row = ABSOLUTE_POS % rows_per_kv_head;
+    let kv_head = ABSOLUTE_POS % num_rows / rows_per_kv_head;
+    let row = ABSOLUTE_POS % num_rows % rows_per_kv_head;
     let token = row / batch.group_size;
     let head = kv_head * batch.group_size + row % batch.group_size;
 
@@ -98,33 +73,23 @@ pub(super) fn attention_kernel<F: Float, N: Size>(
         let sequence = sequence_of(cu_seqlens_q, batch.num_seqs, token as i32);
         let q_begin = cu_seqlens_q[sequence];
         let q_len = cu_seqlens_q[sequence + 1] - q_begin;
-        let mut k_begin = 0i32.runtime();
-        let mut kv_len = kv_lens[sequence];
-        if comptime!(spec.keys == KeySource::Packed) {
-            k_begin = kv_len;
-            kv_len = kv_lens[sequence + 1] - k_begin;
-        }
-        // Lengths come from the device: wrong ones must not lead outside of the keys.
-        if k_begin < 0 {
-            kv_len = 0i32.runtime();
-        } else if kv_len > batch.max_keys - k_begin {
-            kv_len = batch.max_keys - k_begin;
-        }
-        let keys = visible_keys(
+        let all_keys = sequence_keys(kv_lens, sequence, batch.max_keys, spec.keys);
+        let visible = visible_keys(
             token as i32 - q_begin,
             q_len,
-            kv_len,
+            all_keys.len,
             params.window,
             spec.causal,
             spec.windowed,
         );
+        let keys = splits.part(visible, split);
 
         let mut position = keys.first as usize;
         let end = position + keys.len as usize;
         while position < end {
             let run = if comptime!(spec.keys == KeySource::Packed) {
                 KeyRun {
-                    first_slot: k_begin as usize + position,
+                    first_slot: all_keys.begin as usize + position,
                     len: end - position,
                     stored: true.runtime(),
                 }
@@ -168,8 +133,9 @@ pub(super) fn attention_kernel<F: Float, N: Size>(
         }
     }
 
-    state.write::<F>(&mut out[out_layout.offset(token, head)..], spec);
-    lse[token * batch.num_heads + head] = state.log_sum_exp();
+    let out_token = split * batch.num_tokens + token;
+    state.write::<O>(&mut out[out_layout.offset(out_token, head)..], spec);
+    lse[out_token * batch.num_heads + head] = state.log_sum_exp();
 }
 
 /// One row on its way through its keys.
@@ -259,7 +225,7 @@ impl<N: Size> RowState<N> {
         clippy::needless_range_loop,
         reason = "kernels unroll ranges, not iterators"
     )]
-    fn write<F: Float>(&self, out: &mut [Vector<F, N>], #[comptime] spec: PortableSpec) {
+    fn write<O: Float>(&self, out: &mut [Vector<O, N>], #[comptime] spec: PortableSpec) {
         // A sum of zero means that no key was seen. A NaN must pass, so it is not compared with >.
         let mut norm = 1.0f32.runtime();
         if self.sum != 0.0 {

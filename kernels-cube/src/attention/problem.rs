@@ -20,6 +20,8 @@ pub struct AttentionProblem {
     pub num_kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
+    /// Keys of one sequence, at most: entries of the block table times the block size, or all packed keys.
+    pub max_keys: usize,
     /// The type of queries, keys, values and output.
     pub dtype: ElemType,
 }
@@ -51,6 +53,9 @@ impl AttentionProblem {
         }
         if options.window == Some(0) {
             return check.invalid("a window of 0 positions".into());
+        }
+        if options.fixed_split == Some(0) {
+            return check.invalid("parts of 0 positions".into());
         }
         match options.softcap {
             Some(softcap) if !(softcap.is_finite() && softcap > 0.0) => {

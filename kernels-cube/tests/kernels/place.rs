@@ -87,6 +87,8 @@ pub(crate) fn launchers() -> [Launcher; 2] {
         max_cube_count: (7, 5, 65_535),
         vector_size_16_bit: 4,
         vector_size_32_bit: 2,
+        mma_f16: false,
+        mma_bf16: false,
         ..own.facts().clone()
     };
     let fine = Launcher::with_facts(own.client().clone(), facts);

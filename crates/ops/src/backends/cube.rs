@@ -76,6 +76,7 @@ fn kernel_options(options: AttentionOptions, head_dim: usize) -> kernels::Attent
         causal: options.causal,
         window: options.window,
         softcap: options.softcap,
+        fixed_split: None,
     }
 }
 

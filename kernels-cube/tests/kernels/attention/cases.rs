@@ -28,6 +28,7 @@ struct Case {
     causal: bool,
     window: Option<usize>,
     softcap: Option<f32>,
+    fixed_split: Option<usize>,
     /// Bound of the queries: the larger, the more peaked the softmax.
     q_bound: f64,
     layout: Layout,
@@ -39,6 +40,7 @@ const BASE: Case = Case {
     causal: true,
     window: None,
     softcap: None,
+    fixed_split: None,
     q_bound: 4.0,
     layout: Layout::Dense,
 };
@@ -51,7 +53,7 @@ const fn heads(group_size: usize, num_kv_heads: usize, head_dim: usize) -> Heads
     }
 }
 
-const CASES: [Case; 23] = [
+const CASES: [Case; 26] = [
     BASE,
     Case {
         heads: heads(1, 3, 64),
@@ -165,6 +167,23 @@ const CASES: [Case; 23] = [
         window: Some(9),
         ..BASE
     },
+    Case {
+        fixed_split: Some(7),
+        block_size: 5,
+        ..BASE
+    },
+    Case {
+        fixed_split: Some(16),
+        window: Some(9),
+        heads: heads(4, 1, 72),
+        ..BASE
+    },
+    Case {
+        fixed_split: Some(1),
+        causal: false,
+        softcap: Some(5.0),
+        ..BASE
+    },
 ];
 
 #[test]
@@ -189,6 +208,7 @@ fn run_case(launcher: &Launcher, case: &Case, dtype: Dtype) {
         causal: case.causal,
         window: case.window,
         softcap: case.softcap,
+        fixed_split: case.fixed_split,
     };
     let mut batch = HostBatch::random(dtype, case.heads, &LENS, case.q_bound);
     let blocks = Blocks::shuffled(&batch.kv_lens(), case.block_size, true);

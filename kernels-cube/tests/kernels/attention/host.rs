@@ -1,6 +1,9 @@
 //! Batches of sequences, attention over them by plain loops, and their way to the device.
 
-use burn_paged_kernels::{AttentionOptions, Keys, Launcher, TensorRef, attention};
+use burn_paged_kernels::{
+    AttentionKernel, AttentionOptions, KernelError, Keys, Launcher, TensorRef, attention,
+    attention_with,
+};
 
 use crate::arith::{Arith, Dtype};
 use crate::place::{Layout, Placed, ints};
@@ -172,6 +175,8 @@ pub(super) struct Blocks {
     pub(super) num_blocks: usize,
     pub(super) max_blocks: usize,
     pub(super) table: Vec<i32>,
+    /// An entry of the table that the device is told wrong, and what it is told.
+    pub(super) lost: Option<(usize, i32)>,
 }
 
 impl Blocks {
@@ -204,6 +209,7 @@ impl Blocks {
             num_blocks,
             max_blocks,
             table,
+            lost: None,
         }
     }
 
@@ -245,13 +251,24 @@ impl Blocks {
     }
 }
 
-/// Runs the kernel over packed keys.
+/// Runs the planned kernel over packed keys.
 pub(super) fn run_packed(
     launcher: &Launcher,
     batch: &HostBatch,
     layout: Layout,
     options: &AttentionOptions,
 ) -> Attended {
+    try_packed(launcher, None, batch, layout, options).unwrap()
+}
+
+/// Runs a kernel, or the planned one, over packed keys.
+pub(super) fn try_packed(
+    launcher: &Launcher,
+    kernel: Option<AttentionKernel>,
+    batch: &HostBatch,
+    layout: Layout,
+    options: &AttentionOptions,
+) -> Result<Attended, KernelError> {
     let heads = batch.heads;
     let shape = [
         batch.kv_lens().iter().sum(),
@@ -278,10 +295,10 @@ pub(super) fn run_packed(
         v: &v.tensor,
         cu_seqlens_k: &cu_seqlens_k,
     };
-    run(launcher, batch, layout, keys, options)
+    run(launcher, kernel, batch, layout, keys, options)
 }
 
-/// Runs the kernel over paged keys, with `poison` in every slot that holds none.
+/// Runs the planned kernel over paged keys, with `poison` in every slot that holds none.
 pub(super) fn run_paged(
     launcher: &Launcher,
     batch: &HostBatch,
@@ -290,6 +307,19 @@ pub(super) fn run_paged(
     poison: f64,
     options: &AttentionOptions,
 ) -> Attended {
+    try_paged(launcher, None, batch, layout, blocks, poison, options).unwrap()
+}
+
+/// Runs a kernel, or the planned one, over paged keys.
+pub(super) fn try_paged(
+    launcher: &Launcher,
+    kernel: Option<AttentionKernel>,
+    batch: &HostBatch,
+    layout: Layout,
+    blocks: &Blocks,
+    poison: f64,
+    options: &AttentionOptions,
+) -> Result<Attended, KernelError> {
     let heads = batch.heads;
     let row = heads.num_kv_heads * heads.head_dim;
     let shape = [
@@ -303,22 +333,27 @@ pub(super) fn run_paged(
     let k_cache = Placed::dense(launcher, batch.dtype, &shape, &k);
     let v_cache = Placed::dense(launcher, batch.dtype, &shape, &v);
     let kv_lens: Vec<i32> = batch.kv_lens().iter().map(|&len| len as i32).collect();
+    let mut table = blocks.table.clone();
+    if let Some((entry, block)) = blocks.lost {
+        table[entry] = block;
+    }
     let keys = Keys::Paged {
         k_cache: &k_cache.tensor,
         v_cache: &v_cache.tensor,
-        block_table: &ints(launcher, &[kv_lens.len(), blocks.max_blocks], &blocks.table),
+        block_table: &ints(launcher, &[kv_lens.len(), blocks.max_blocks], &table),
         seq_lens: &ints(launcher, &[kv_lens.len()], &kv_lens),
     };
-    run(launcher, batch, layout, keys, options)
+    run(launcher, kernel, batch, layout, keys, options)
 }
 
 fn run(
     launcher: &Launcher,
+    kernel: Option<AttentionKernel>,
     batch: &HostBatch,
     layout: Layout,
     keys: Keys<'_>,
     options: &AttentionOptions,
-) -> Attended {
+) -> Result<Attended, KernelError> {
     let q_lens = batch.q_lens();
     let num_tokens = q_lens.iter().sum::<usize>() + batch.padding_rows;
     let shape = [num_tokens, batch.heads.num_heads(), batch.heads.head_dim];
@@ -328,17 +363,14 @@ fn run(
     let out = Placed::poison(launcher, batch.dtype, &shape, layout.other());
     let lse = Placed::poison(launcher, Dtype::F32, &shape[..2], Layout::Dense);
     let cu_seqlens_q = cu_seqlens(launcher, &q_lens);
-    attention(
-        launcher,
-        &q.tensor,
-        &cu_seqlens_q,
-        keys,
-        &out.tensor,
-        &lse.tensor,
-        options,
-    )
-    .unwrap();
-    (out.read(launcher), lse.read(launcher))
+    let (q, out_ref, lse_ref) = (&q.tensor, &out.tensor, &lse.tensor);
+    match kernel {
+        None => attention(launcher, q, &cu_seqlens_q, keys, out_ref, lse_ref, options)?,
+        Some(kernel) => {
+            attention_with(launcher, kernel, q, &cu_seqlens_q, keys, out_ref, lse_ref, options)?;
+        }
+    }
+    Ok((out.read(launcher), lse.read(launcher)))
 }
 
 pub(super) fn cu_seqlens(launcher: &Launcher, lens: &[usize]) -> TensorRef {

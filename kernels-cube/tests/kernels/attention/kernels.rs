@@ -1,0 +1,235 @@
+//! Every kernel that the device runs, each on the same table: tiles of many rows, long contexts, split keys.
+//!
+//! The planner chooses one of them; here each has to be right on its own.
+
+use burn_paged_kernels::{AttentionKernel, AttentionOptions, KernelError};
+
+use super::host::{Attended, Blocks, Heads, HostBatch, try_packed, try_paged};
+use crate::arith::{Arith, Dtype};
+use crate::compare::{assert_close, assert_same};
+use crate::place::{Layout, launcher};
+
+/// Tiles that end inside a sequence and with it, sequences shorter than a tile, rows without keys, empty sequences.
+const MIXED: &[(usize, usize)] = &[
+    (1, 300),
+    (130, 130),
+    (0, 7),
+    (40, 333),
+    (9, 0),
+    (1, 65),
+    (6, 3),
+    (64, 64),
+];
+
+/// Decoding over contexts that are no multiples of anything.
+const DECODE: &[(usize, usize)] = &[(1, 1000), (1, 1), (1, 64), (1, 77), (1, 0), (2, 513)];
+
+/// One prompt of more than a tile.
+const PROMPT: &[(usize, usize)] = &[(200, 200)];
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    lens: &'static [(usize, usize)],
+    heads: Heads,
+    block_size: usize,
+    causal: bool,
+    window: Option<usize>,
+    softcap: Option<f32>,
+    fixed_split: Option<usize>,
+    q_bound: f64,
+    layout: Layout,
+}
+
+const BASE: Case = Case {
+    lens: MIXED,
+    heads: heads(4, 1, 128),
+    block_size: 16,
+    causal: true,
+    window: None,
+    softcap: None,
+    fixed_split: None,
+    q_bound: 4.0,
+    layout: Layout::Dense,
+};
+
+const fn heads(group_size: usize, num_kv_heads: usize, head_dim: usize) -> Heads {
+    Heads {
+        group_size,
+        num_kv_heads,
+        head_dim,
+    }
+}
+
+#[rustfmt::skip]
+const CASES: &[Case] = &[
+    BASE,
+    Case { lens: PROMPT, heads: heads(1, 2, 128), q_bound: 30.0, ..BASE },
+    Case { lens: PROMPT, heads: heads(4, 2, 64), block_size: 64, ..BASE },
+    Case { heads: heads(3, 2, 64), block_size: 5, ..BASE },
+    Case { heads: heads(7, 1, 80), block_size: 1, ..BASE },
+    Case { heads: heads(8, 1, 96), block_size: 256, ..BASE },
+    Case { heads: heads(2, 1, 72), block_size: 16, layout: Layout::Slice, ..BASE },
+    Case { heads: heads(1, 1, 8), ..BASE },
+    Case { heads: heads(1, 1, 24), causal: false, ..BASE },
+    Case { heads: heads(1, 2, 128), causal: false, layout: Layout::Transposed, ..BASE },
+    Case { heads: heads(4, 1, 64), window: Some(5), ..BASE },
+    Case { heads: heads(4, 1, 64), window: Some(100), block_size: 64, ..BASE },
+    Case { heads: heads(2, 1, 64), window: Some(33), causal: false, ..BASE },
+    Case { heads: heads(2, 1, 128), softcap: Some(3.0), q_bound: 30.0, ..BASE },
+    Case { heads: heads(1, 2, 64), q_bound: 1000.0, ..BASE },
+    Case { lens: DECODE, ..BASE },
+    Case { lens: DECODE, heads: heads(3, 3, 64), block_size: 64, layout: Layout::Pitched, ..BASE },
+    Case { lens: DECODE, heads: heads(8, 2, 128), window: Some(300), block_size: 5, ..BASE },
+    Case { lens: DECODE, heads: heads(16, 1, 64), fixed_split: Some(100), ..BASE },
+    Case { lens: DECODE, heads: heads(20, 1, 128), fixed_split: Some(256), ..BASE },
+    Case { fixed_split: Some(48), window: Some(60), heads: heads(3, 1, 64), ..BASE },
+    Case { fixed_split: Some(64), heads: heads(4, 1, 96), causal: false, softcap: Some(20.0), ..BASE },
+];
+
+fn options(case: &Case) -> AttentionOptions {
+    AttentionOptions {
+        scale: (case.heads.head_dim as f32).sqrt().recip(),
+        causal: case.causal,
+        window: case.window,
+        softcap: case.softcap,
+        fixed_split: case.fixed_split,
+    }
+}
+
+/// The tensor-core kernels, for the devices that have them.
+const TILED: [AttentionKernel; 2] = [AttentionKernel::MmaPrefill, AttentionKernel::MmaDecode];
+
+#[test]
+fn every_kernel_agrees_with_plain_loops() {
+    let launcher = launcher();
+    let (mut count, mut refused) = (0, 0);
+    for dtype in [Dtype::F16, Dtype::Bf16] {
+        if !launcher.facts().has_mma(dtype.elem()) {
+            println!("skipped {dtype:?}: no tensor cores; the portable kernel has its own table");
+            continue;
+        }
+        for case in CASES {
+            let options = options(case);
+            let mut batch = HostBatch::random(dtype, case.heads, case.lens, case.q_bound);
+            batch.padding_rows = 3;
+            let blocks = Blocks::shuffled(&batch.kv_lens(), case.block_size, true);
+            blocks.share(&mut batch);
+            let exact = padded(&batch, batch.attend(Arith::Exact, &options));
+            let plain = padded(&batch, batch.attend(Arith::Plain(dtype), &options));
+            let plain_f32 = padded(&batch, batch.attend(Arith::Plain(Dtype::F32), &options));
+            for &kernel in AttentionKernel::ALL {
+                let some = Some(kernel);
+                let poison = f64::NAN;
+                let packed = try_packed(&launcher, some, &batch, case.layout, &options);
+                let paged =
+                    try_paged(&launcher, some, &batch, case.layout, &blocks, poison, &options);
+                for (keys, result) in [("packed", packed), ("paged", paged)] {
+                    let what = format!("{kernel:?} {keys} {case:?}");
+                    match result {
+                        Ok((out, lse)) => {
+                            assert_close(&what, dtype, &out, &exact.0, &plain.0);
+                            let what = format!("lse {what}");
+                            assert_close(&what, Dtype::F32, &lse, &exact.1, &plain_f32.1);
+                            count += 1;
+                        }
+                        Err(KernelError::Unsupported { .. }) => {
+                            println!("refused: {what}");
+                            refused += 1;
+                        }
+                        Err(error) => panic!("{what}: {error}"),
+                    }
+                }
+            }
+        }
+    }
+    println!("attention, every kernel: {count} cases, {refused} refused");
+}
+
+/// What rows past the last sequence give.
+fn padded(batch: &HostBatch, (mut out, mut lse): Attended) -> Attended {
+    let rows = batch.padding_rows * batch.heads.num_heads();
+    out.extend(vec![0.0; rows * batch.heads.head_dim]);
+    lse.extend(vec![f64::NEG_INFINITY; rows]);
+    (out, lse)
+}
+
+/// With fixed parts a sequence has the same bits alone and among others, wherever its rows are cut.
+#[test]
+fn with_fixed_parts_a_row_does_not_depend_on_the_batch() {
+    let launcher = launcher();
+    let heads = heads(4, 2, 64);
+    let mut count = 0;
+    for dtype in Dtype::ALL {
+        if !crate::place::runs(&launcher, dtype) {
+            continue;
+        }
+        let options = AttentionOptions {
+            fixed_split: Some(32),
+            ..AttentionOptions::causal(64)
+        };
+        let lens = [(1, 45), (3, 50), (1, 9), (70, 70)];
+        let batch = HostBatch::random(dtype, heads, &lens, 4.0);
+        let together = try_packed(&launcher, None, &batch, Layout::Dense, &options).unwrap();
+        let mut first = 0;
+        for (sequence, (q_len, _)) in batch.sequences.iter().zip(lens) {
+            let alone = HostBatch {
+                sequences: vec![sequence.clone()],
+                ..batch.clone()
+            };
+            let alone = try_packed(&launcher, None, &alone, Layout::Dense, &options).unwrap();
+            let rows = first..first + q_len * heads.num_heads();
+            let values = rows.start * 64..rows.end * 64;
+            assert_same(&format!("{dtype:?} out"), &alone.0, &together.0[values]);
+            assert_same(&format!("{dtype:?} lse"), &alone.1, &together.1[rows.clone()]);
+            first = rows.end;
+            count += 1;
+        }
+    }
+    println!("attention, fixed parts: {count} sequences");
+}
+
+/// A block number outside of the cache, inside of a sequence, leaves its keys out and reads nothing else.
+#[test]
+fn keys_without_a_block_are_left_out_by_every_kernel() {
+    let launcher = launcher();
+    let heads = heads(2, 1, 64);
+    let dtype = Dtype::F16;
+    if !launcher.facts().has_mma(dtype.elem()) {
+        println!("skipped: no tensor cores");
+        return;
+    }
+    let options = AttentionOptions {
+        causal: false,
+        ..AttentionOptions::causal(64)
+    };
+    let (block, lost) = (16, 2);
+    let whole = HostBatch::random(dtype, heads, &[(40, 150)], 4.0);
+    let blocks = Blocks::shuffled(&[150], block, false);
+    // The same without the keys of one block: there is no mask, so that positions do not matter.
+    let mut without = whole.clone();
+    let rows = lost * block * 64..(lost + 1) * block * 64;
+    without.sequences[0].k.drain(rows.clone());
+    without.sequences[0].v.drain(rows);
+    let exact = without.attend(Arith::Exact, &options);
+    let plain = without.attend(Arith::Plain(dtype), &options);
+    for wrong in [-1, i32::MAX, blocks.num_blocks as i32] {
+        // The cache is filled through the right table, and read through the wrong one.
+        let broken = Blocks {
+            lost: Some((lost, wrong)),
+            ..blocks.clone()
+        };
+        for kernel in TILED {
+            let got = try_paged(
+                &launcher,
+                Some(kernel),
+                &whole,
+                Layout::Dense,
+                &broken,
+                f64::NAN,
+                &options,
+            )
+            .unwrap();
+            assert_close(&format!("{kernel:?} {wrong}"), dtype, &got.0, &exact.0, &plain.0);
+        }
+    }
+}
