@@ -18,8 +18,8 @@
 //! results and no access outside of a buffer. Empty inputs launch nothing.
 //!
 //! # Features
-//! None by default: a binary chooses the runtime. `cpu`, `cuda` and `cuda-hopper` link one for the
-//! tests.
+//! None by default: a binary chooses the runtime. `cpu`, `cuda`, `cuda-hopper` (CUDA through the CUDA
+//! C++ compiler), `vulkan`, `metal`, `wgpu` and `rocm` link one, for tests and benches.
 //!
 //! # Examples
 //! ```no_run

@@ -6,7 +6,7 @@
 //! backend that runs without a GPU. The examples run as tests of their own: to build them alone would resolve other
 //! features for some dependencies and build those again.
 
-use crate::{Failure, llvm, model, packages, process};
+use crate::{Failure, llvm, model, packages, paths, process};
 
 /// One step of CI.
 pub(super) struct Stage {
@@ -25,6 +25,11 @@ pub(super) const STAGES: &[Stage] = &[
         name: "fmt",
         what: "formatting",
         run: fmt,
+    },
+    Stage {
+        name: "report",
+        what: "tests of the script that joins bench results",
+        run: report,
     },
     Stage {
         name: "model",
@@ -75,6 +80,13 @@ fn packages_and_components() -> Result<(), Failure> {
 
 fn fmt() -> Result<(), Failure> {
     process::run(&mut process::cargo(["fmt", "--all", "--check"])?)
+}
+
+fn report() -> Result<(), Failure> {
+    // The packages stage has made sure of Python, which LLVM needs as well.
+    let mut command = std::process::Command::new("python3");
+    command.args(["-B", "-m", "unittest", "discover", "-s", "benches"]);
+    process::run(command.current_dir(paths::repository()))
 }
 
 fn fetch_model() -> Result<(), Failure> {
