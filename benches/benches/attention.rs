@@ -130,6 +130,14 @@ impl Batch {
         }
     }
 
+    /// Keys of a sequence, as `attention` guesses them from the shapes of its arguments.
+    fn expected_keys(&self) -> usize {
+        match self.layout {
+            Layout::Paged => self.max_blocks * self.page,
+            Layout::Packed => self.case.num_keys() / self.case.kv_lens.len().max(1),
+        }
+    }
+
     fn flops(&self) -> f64 {
         self.case.flops(&self.heads)
     }
@@ -341,14 +349,18 @@ fn path(launcher: &Launcher, batch: &Batch) -> String {
         num_heads: batch.heads.q_heads,
         num_kv_heads: batch.heads.kv_heads,
         head_dim: batch.heads.head_dim,
+        max_keys: batch.expected_keys(),
+        expected_keys: batch.expected_keys(),
         dtype: batch.dtype.elem(),
     };
     let facts = launcher.facts();
     let vector_size = facts.vector_size(batch.dtype.size(), batch.heads.head_dim);
-    format!(
-        "{:?}",
-        AttentionPlan::new(facts, &problem, vector_size).kernel
-    )
+    let options = AttentionOptions::causal(batch.heads.head_dim);
+    let plan = AttentionPlan::new(facts, &problem, vector_size, &options);
+    match plan.num_splits {
+        1 => format!("{:?}", plan.kernel),
+        parts => format!("{:?} x{parts}", plan.kernel),
+    }
 }
 
 #[cfg(feature = "flex")]

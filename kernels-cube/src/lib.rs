@@ -64,7 +64,7 @@ mod tensor;
 
 pub use attention::{
     AttentionKernel, AttentionOptions, AttentionPlan, AttentionProblem, Keys, attention,
-    attention_plan, attention_with,
+    attention_with,
 };
 pub use device::DeviceFacts;
 pub use embedding::embedding;

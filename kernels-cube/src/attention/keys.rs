@@ -187,12 +187,13 @@ mod tests {
         };
         let entries = [0, 0, 0, 5, -1, 9];
         for log2 in [None, Some(3)] {
-            let row = |position| {
-                key_row(&table, &entries, 1, 0, position, KeySource::Paged, log2)
-            };
+            let row = |position| key_row(&table, &entries, 1, 0, position, KeySource::Paged, log2);
             assert_eq!([row(0), row(7), row(8), row(16)], [40, 47, -1, -1]);
         }
-        assert_eq!(key_row(&table, &entries, 1, 7, 3, KeySource::Packed, None), 10);
+        assert_eq!(
+            key_row(&table, &entries, 1, 7, 3, KeySource::Packed, None),
+            10
+        );
     }
 
     #[test]

@@ -85,7 +85,10 @@ pub fn attention(
 /// # Errors
 /// As [`attention`], and [`KernelError::Unsupported`] if the kernel does not run on the device or does not take the
 /// problem.
-#[allow(clippy::too_many_arguments, reason = "those of `attention` and one more")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "those of `attention` and one more"
+)]
 pub fn attention_with(
     launcher: &Launcher,
     kernel: AttentionKernel,
@@ -96,31 +99,22 @@ pub fn attention_with(
     lse: &TensorRef,
     options: &AttentionOptions,
 ) -> Result<(), KernelError> {
-    attend(launcher, q, cu_seqlens_q, keys, out, lse, options, Some(kernel))
+    attend(
+        launcher,
+        q,
+        cu_seqlens_q,
+        keys,
+        out,
+        lse,
+        options,
+        Some(kernel),
+    )
 }
 
-/// The plan that [`attention`] makes for the same arguments, for tests and benches.
-///
-/// # Errors
-/// As [`attention`].
-#[allow(clippy::too_many_arguments, reason = "those of `attention`")]
-pub fn attention_plan(
-    launcher: &Launcher,
-    q: &TensorRef,
-    cu_seqlens_q: &TensorRef,
-    keys: Keys<'_>,
-    out: &TensorRef,
-    lse: &TensorRef,
-    options: &AttentionOptions,
-) -> Result<AttentionPlan, KernelError> {
-    let check = Check::new("attention");
-    let (problem, operands) =
-        Operands::checked(check, launcher, q, cu_seqlens_q, keys, out, lse, options)?;
-    let n = operands.vector_size(launcher, &problem);
-    Ok(AttentionPlan::new(launcher.facts(), &problem, n, options))
-}
-
-#[allow(clippy::too_many_arguments, reason = "those of `attention` and one more")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "those of `attention` and one more"
+)]
 fn attend(
     launcher: &Launcher,
     q: &TensorRef,
@@ -160,7 +154,9 @@ fn attend(
         ..
     } = problem;
     let scratch = |sizes: &[usize]| {
-        let bytes = sizes.iter().try_fold(F32.size(), |n, &size| n.checked_mul(size));
+        let bytes = sizes
+            .iter()
+            .try_fold(F32.size(), |n, &size| n.checked_mul(size));
         match bytes {
             Some(bytes) => {
                 let handle = launcher.client().empty(bytes);
@@ -178,7 +174,9 @@ fn attend(
         ..operands
     };
     launch(check, launcher, &problem, &plan, &split, options)?;
-    merge(check, launcher, &problem, &plan, &parts, &part_lse, out, lse)
+    merge(
+        check, launcher, &problem, &plan, &parts, &part_lse, out, lse,
+    )
 }
 
 /// In place of a block table, where keys are packed and the kernel reads none.
@@ -226,6 +224,7 @@ impl<'a> Operands<'a> {
             num_kv_heads,
             head_dim,
             max_keys: source.max_keys as usize,
+            expected_keys: source.expected_keys,
             dtype,
         };
         problem.check(check, options)?;
@@ -270,6 +269,7 @@ struct Source<'a> {
     block_table: &'a TensorRef,
     table: BlockTableShape,
     max_keys: i32,
+    expected_keys: usize,
 }
 
 impl<'a> Source<'a> {
@@ -298,6 +298,7 @@ impl<'a> Source<'a> {
                     block_table: cu_seqlens_k,
                     table: NO_TABLE,
                     max_keys: shape[0] as i32,
+                    expected_keys: shape[0] / num_seqs.max(1),
                 })
             }
             Keys::Paged {
@@ -318,6 +319,7 @@ impl<'a> Source<'a> {
                     block_table,
                     table,
                     max_keys: i32::try_from(max_positions).unwrap_or(i32::MAX),
+                    expected_keys: max_positions,
                 })
             }
         }

@@ -46,7 +46,12 @@ impl MmaSpec {
 
 /// Rows of a batch in tiles of `tile_rows`, counted so that a unit finds its tile by bisection: tiles of sequence `s` begin at
 /// `cu_seqlens[s] · group / tile_rows + s`. Some at the end of a sequence may be empty.
-pub(super) fn num_tiles(num_tokens: usize, num_seqs: usize, group: usize, tile_rows: usize) -> usize {
+pub(super) fn num_tiles(
+    num_tokens: usize,
+    num_seqs: usize,
+    group: usize,
+    tile_rows: usize,
+) -> usize {
     // Rows past the last sequence make one sequence more.
     num_tokens * group / tile_rows + num_seqs + 1
 }
@@ -296,7 +301,11 @@ mod tests {
                 for row in (0..tile_rows as i32).filter(|&row| tile.has(row)) {
                     let (token, head) = (tile.token(row, &batch), tile.head(row, 0, &batch));
                     seen[token * group + head] += 1;
-                    let keys = if token < 21 { kv_lens[tile.sequence] } else { 0 };
+                    let keys = if token < 21 {
+                        kv_lens[tile.sequence]
+                    } else {
+                        0
+                    };
                     assert_eq!(tile.keys.len, keys, "token {token}");
                 }
             }

@@ -118,7 +118,14 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
     let mut base = begin / round * round + (plane * comptime!(GROUP)) as i32;
     let in_group = (lane % 16) as i32;
     let mut slot = part_row(
-        &table, block_table, tile.sequence, tile.keys.begin, base + in_group, begin, end, spec,
+        &table,
+        block_table,
+        tile.sequence,
+        tile.keys.begin,
+        base + in_group,
+        begin,
+        end,
+        spec,
     );
     let mut next_slot = part_row(
         &table,
@@ -234,7 +241,11 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
                     values[comptime!(4 * chunk + 2)].extract(column),
                     values[comptime!(4 * chunk + 3)].extract(column),
                 );
-                multiply_add::<F>(&weights, &b, output.index_mut(comptime!(8 * chunk + column)));
+                multiply_add::<F>(
+                    &weights,
+                    &b,
+                    output.index_mut(comptime!(8 * chunk + column)),
+                );
             }
         }
         load_values::<F>(v, &mut values, next_slot, kv_head, &v_layout, spec);
@@ -307,7 +318,8 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
             for plane in 0..planes {
                 let weight = (all_max[plane * tile_rows + row] - max).exp();
                 sum += weight * all_sum[plane * tile_rows + row];
-                total += Vector::new(weight) * all_out[(plane * tile_rows + row) * head_vectors + at];
+                total +=
+                    Vector::new(weight) * all_out[(plane * tile_rows + row) * head_vectors + at];
             }
             // A sum of zero means that no key was seen. A NaN must pass, so it is not compared with >.
             let mut norm = 1.0f32.runtime();

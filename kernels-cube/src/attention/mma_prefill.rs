@@ -137,10 +137,8 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
         common_first = begin;
     }
 
-    let mut shared = Shared::<[Vector<F, Const<8>>]>::new_aligned_slice(
-        comptime!(4 * KEYS * pitch),
-        16usize,
-    );
+    let mut shared =
+        Shared::<[Vector<F, Const<8>>]>::new_aligned_slice(comptime!(4 * KEYS * pitch), 16usize);
     // Which keys of each tile the cache holds, and whether any tile so far missed one.
     let mut stored = Shared::<[u32]>::new_slice(comptime!(2 * KEYS));
     let mut missed = Shared::<[u32]>::new_slice(1usize);
@@ -199,13 +197,34 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
         slots[nth] = -1i32;
         if position >= begin && position < end {
             slots[nth] = key_row(
-                &table, block_table, tile.sequence, tile.keys.begin, position, spec.keys,
+                &table,
+                block_table,
+                tile.sequence,
+                tile.keys.begin,
+                position,
+                spec.keys,
                 spec.block_log2,
             );
         }
     }
-    load::<F>(k, &mut next_keys, &slots, kv_head, &k_layout, carried, head_vectors);
-    load::<F>(v, &mut next_values, &slots, kv_head, &v_layout, carried, head_vectors);
+    load::<F>(
+        k,
+        &mut next_keys,
+        &slots,
+        kv_head,
+        &k_layout,
+        carried,
+        head_vectors,
+    );
+    load::<F>(
+        v,
+        &mut next_values,
+        &slots,
+        kv_head,
+        &v_layout,
+        carried,
+        head_vectors,
+    );
     #[unroll]
     for nth in 0..carried {
         let at = unit + comptime!(nth * UNITS);
@@ -230,7 +249,12 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
         slots[nth] = -1i32;
         if position >= begin && position < end {
             slots[nth] = key_row(
-                &table, block_table, tile.sequence, tile.keys.begin, position, spec.keys,
+                &table,
+                block_table,
+                tile.sequence,
+                tile.keys.begin,
+                position,
+                spec.keys,
                 spec.block_log2,
             );
         }
@@ -246,8 +270,24 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
 
     while base < end {
         // The next tile starts on its way; past the end there is nothing to load.
-        load::<F>(k, &mut next_keys, &slots, kv_head, &k_layout, carried, head_vectors);
-        load::<F>(v, &mut next_values, &slots, kv_head, &v_layout, carried, head_vectors);
+        load::<F>(
+            k,
+            &mut next_keys,
+            &slots,
+            kv_head,
+            &k_layout,
+            carried,
+            head_vectors,
+        );
+        load::<F>(
+            v,
+            &mut next_values,
+            &slots,
+            kv_head,
+            &v_layout,
+            carried,
+            head_vectors,
+        );
 
         if base < plane_end && base + tile_keys > plane_range.first {
             let tile_at = buffer * comptime!(KEYS * pitch);
@@ -406,8 +446,8 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
         for nth in 0..carried {
             let at = unit + comptime!(nth * UNITS);
             if at < comptime!(KEYS * head_vectors) {
-                let to = other * comptime!(KEYS * pitch) + at / head_vectors * pitch
-                    + at % head_vectors;
+                let to =
+                    other * comptime!(KEYS * pitch) + at / head_vectors * pitch + at % head_vectors;
                 shared[to] = next_keys[nth];
                 shared[to + comptime!(2 * KEYS * pitch)] = next_values[nth];
                 if at % head_vectors == 0 {
@@ -424,7 +464,12 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
             slots[nth] = -1i32;
             if position < end {
                 slots[nth] = key_row(
-                    &table, block_table, tile.sequence, tile.keys.begin, position, spec.keys,
+                    &table,
+                    block_table,
+                    tile.sequence,
+                    tile.keys.begin,
+                    position,
+                    spec.keys,
                     spec.block_log2,
                 );
             }
@@ -437,12 +482,34 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
     let low_sum = row_total(low_sum);
     let high_sum = row_total(high_sum);
     write_row::<O>(
-        out, lse, &output, &tile, row, kv_head, split, &batch, &out_layout, low_max, low_sum, 0usize,
+        out,
+        lse,
+        &output,
+        &tile,
+        row,
+        kv_head,
+        split,
+        &batch,
+        &out_layout,
+        low_max,
+        low_sum,
+        0usize,
         head_vectors,
     );
     write_row::<O>(
-        out, lse, &output, &tile, row + 8, kv_head, split, &batch, &out_layout, high_max, high_sum,
-        1usize, head_vectors,
+        out,
+        lse,
+        &output,
+        &tile,
+        row + 8,
+        kv_head,
+        split,
+        &batch,
+        &out_layout,
+        high_max,
+        high_sum,
+        1usize,
+        head_vectors,
     );
 }
 
@@ -500,8 +567,7 @@ fn write_row<O: Float>(
         #[unroll]
         for vector in 0..head_vectors {
             let fragment = output.index(vector);
-            out[to + comptime!(4 * vector)] =
-                Vector::cast_from(fragment[half] * Vector::new(norm));
+            out[to + comptime!(4 * vector)] = Vector::cast_from(fragment[half] * Vector::new(norm));
         }
         if quarter == 0 {
             lse[token * batch.num_heads + head] = log_sum_exp;

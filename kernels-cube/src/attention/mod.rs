@@ -21,7 +21,7 @@ mod plan;
 mod portable;
 mod problem;
 
-pub use launch::{Keys, attention, attention_plan, attention_with};
+pub use launch::{Keys, attention, attention_with};
 pub use options::AttentionOptions;
 pub use plan::{AttentionKernel, AttentionPlan};
 pub use problem::AttentionProblem;

@@ -35,12 +35,7 @@ impl AttentionKernel {
     pub const ALL: &'static [Self] = &[Self::MmaPrefill, Self::MmaDecode, Self::Portable];
 
     /// Whether the kernel computes `problem` on such a device, with tensors seen in vectors of `vector_size`.
-    pub fn runs(
-        self,
-        facts: &DeviceFacts,
-        problem: &AttentionProblem,
-        vector_size: usize,
-    ) -> bool {
+    pub fn runs(self, facts: &DeviceFacts, problem: &AttentionProblem, vector_size: usize) -> bool {
         let mma = facts.has_mma(problem.dtype)
             && vector_size >= mma::VECTOR
             && problem.head_dim.is_multiple_of(mma::VECTOR)
@@ -134,7 +129,7 @@ impl AttentionPlan {
         let fixed_split = options.fixed_split.unwrap_or(0);
         let num_splits = match options.fixed_split {
             Some(positions) => problem.max_keys.div_ceil(positions).max(1),
-            None => load.num_splits(problem.max_keys),
+            None => load.num_splits(problem.expected_keys),
         };
         let (num_cubes, grid) = match kernel {
             AttentionKernel::Portable => {
@@ -172,7 +167,10 @@ fn choose(
     options: &AttentionOptions,
 ) -> AttentionKernel {
     let runs = |kernel: AttentionKernel| kernel.runs(facts, problem, vector_size);
-    let group = problem.num_heads.checked_div(problem.num_kv_heads).unwrap_or(0);
+    let group = problem
+        .num_heads
+        .checked_div(problem.num_kv_heads)
+        .unwrap_or(0);
     let rows = problem.num_tokens * group / problem.num_seqs.max(1);
     // With fixed parts, the kernel too must not depend on the batch.
     let many_rows = rows >= MIN_PREFILL_ROWS && options.fixed_split.is_none();
@@ -246,6 +244,7 @@ mod tests {
             num_kv_heads: 3,
             head_dim,
             max_keys: 1000,
+            expected_keys: 1000,
             dtype: F32,
         }
     }
@@ -258,6 +257,7 @@ mod tests {
             num_kv_heads: 8,
             head_dim: 128,
             max_keys,
+            expected_keys: max_keys,
             dtype: BF16,
         };
         AttentionPlan::new(&gpu(), &problem, 8, &AttentionOptions::causal(128))
@@ -326,7 +326,10 @@ mod tests {
         let chunk = llama(1, 128, 32_768);
         assert!(chunk.num_splits > 1, "{chunk:?}");
         let options = AttentionOptions::causal(64);
-        assert_eq!(AttentionPlan::new(&cpu(), &problem(1, 64), 4, &options).num_splits, 1);
+        assert_eq!(
+            AttentionPlan::new(&cpu(), &problem(1, 64), 4, &options).num_splits,
+            1
+        );
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub struct AttentionProblem {
     pub head_dim: usize,
     /// Keys of one sequence, at most: entries of the block table times the block size, or all packed keys.
     pub max_keys: usize,
+    /// Keys of one sequence, as far as the host can tell: what even parts are planned by.
+    pub expected_keys: usize,
     /// The type of queries, keys, values and output.
     pub dtype: ElemType,
 }

@@ -367,7 +367,16 @@ fn run(
     match kernel {
         None => attention(launcher, q, &cu_seqlens_q, keys, out_ref, lse_ref, options)?,
         Some(kernel) => {
-            attention_with(launcher, kernel, q, &cu_seqlens_q, keys, out_ref, lse_ref, options)?;
+            attention_with(
+                launcher,
+                kernel,
+                q,
+                &cu_seqlens_q,
+                keys,
+                out_ref,
+                lse_ref,
+                options,
+            )?;
         }
     }
     Ok((out.read(launcher), lse.read(launcher)))

@@ -121,8 +121,15 @@ fn every_kernel_agrees_with_plain_loops() {
                 let some = Some(kernel);
                 let poison = f64::NAN;
                 let packed = try_packed(&launcher, some, &batch, case.layout, &options);
-                let paged =
-                    try_paged(&launcher, some, &batch, case.layout, &blocks, poison, &options);
+                let paged = try_paged(
+                    &launcher,
+                    some,
+                    &batch,
+                    case.layout,
+                    &blocks,
+                    poison,
+                    &options,
+                );
                 for (keys, result) in [("packed", packed), ("paged", paged)] {
                     let what = format!("{kernel:?} {keys} {case:?}");
                     match result {
@@ -180,7 +187,11 @@ fn with_fixed_parts_a_row_does_not_depend_on_the_batch() {
             let rows = first..first + q_len * heads.num_heads();
             let values = rows.start * 64..rows.end * 64;
             assert_same(&format!("{dtype:?} out"), &alone.0, &together.0[values]);
-            assert_same(&format!("{dtype:?} lse"), &alone.1, &together.1[rows.clone()]);
+            assert_same(
+                &format!("{dtype:?} lse"),
+                &alone.1,
+                &together.1[rows.clone()],
+            );
             first = rows.end;
             count += 1;
         }
@@ -229,7 +240,13 @@ fn keys_without_a_block_are_left_out_by_every_kernel() {
                 &options,
             )
             .unwrap();
-            assert_close(&format!("{kernel:?} {wrong}"), dtype, &got.0, &exact.0, &plain.0);
+            assert_close(
+                &format!("{kernel:?} {wrong}"),
+                dtype,
+                &got.0,
+                &exact.0,
+                &plain.0,
+            );
         }
     }
 }
