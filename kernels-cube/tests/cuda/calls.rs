@@ -131,7 +131,11 @@ impl Calls {
         for (head_dim, rotary_dim) in [(128, 128), (80, 32), (33, 22)] {
             self.add(
                 &format!("rotary {rotary_dim} of {head_dim}"),
-                Promise::new(&["rotary_kernel"], 64),
+                Promise::new(&["rotary_kernel"], 32).with_local_memory(
+                    8,
+                    32,
+                    "ptxas keeps eight cubes on a multiprocessor rather than two more registers",
+                ),
                 move |t| {
                     let heads = |heads| t.new(dtype, &[7, heads, head_dim]);
                     rotary(
@@ -149,7 +153,7 @@ impl Calls {
             );
             self.add(
                 &format!("rotary_and_store {rotary_dim} of {head_dim}"),
-                Promise::new(&["rotary_and_store_kernel"], 64),
+                Promise::new(&["rotary_and_store_kernel"], 40),
                 move |t| {
                     let heads = |heads| t.new(dtype, &[7, heads, head_dim]);
                     let cache = || t.new(dtype, &[64, 16, 2, head_dim]);
@@ -177,7 +181,7 @@ impl Calls {
         for width in [576, 33] {
             self.add(
                 &format!("silu_and_mul {width}"),
-                Promise::new(&["silu_and_mul_kernel"], 48),
+                Promise::new(&["silu_and_mul_kernel"], 40),
                 move |t| {
                     let x = t.new(dtype, &[7, 2 * width]);
                     silu_and_mul(t.launcher, &x, &t.new(dtype, &[7, width]))
@@ -185,7 +189,7 @@ impl Calls {
             );
             self.add(
                 &format!("linear {width}"),
-                Promise::new(&["linear_kernel"], 128),
+                Promise::new(&["linear_kernel"], 80),
                 move |t| {
                     let (x, weight) = (t.new(dtype, &[7, width]), t.new(dtype, &[96, width]));
                     linear(t.launcher, &x, &weight, &t.new(dtype, &[7, 96]))
@@ -193,7 +197,7 @@ impl Calls {
             );
             self.add(
                 &format!("embedding {width}"),
-                Promise::new(&["embedding_kernel"], 32),
+                Promise::new(&["embedding_kernel"], 24),
                 move |t| {
                     let (ids, table) = (t.ints(&[7]), t.new(dtype, &[500, width]));
                     embedding(t.launcher, &table, &ids, &t.new(dtype, &[7, width]))
@@ -203,7 +207,7 @@ impl Calls {
         for vocab_size in [49_152, 1001] {
             self.add(
                 &format!("greedy {vocab_size}"),
-                Promise::new(&["greedy_kernel"], 48),
+                Promise::new(&["greedy_kernel"], 32),
                 move |t| greedy(t.launcher, &t.new(dtype, &[7, vocab_size]), &t.ints(&[7])),
             );
         }
@@ -216,7 +220,7 @@ impl Calls {
             let wide = if blocks == WIDE_BLOCKS { " wide" } else { "" };
             self.add(
                 &format!("store_kv {head_dim}{wide}"),
-                Promise::new(&["store_kv_kernel"], 40),
+                Promise::new(&["store_kv_kernel"], 32),
                 move |t| {
                     let new = || t.new(dtype, &[7, 2, head_dim]);
                     let cache = || t.new(dtype, &[blocks, 16, 2, head_dim]);
@@ -232,7 +236,7 @@ impl Calls {
             );
             self.add(
                 &format!("gather_kv {head_dim}{wide}"),
-                Promise::new(&["gather_kv_kernel"], 40),
+                Promise::new(&["gather_kv_kernel"], 32),
                 move |t| {
                     let out = || t.new(dtype, &[70, 2, head_dim]);
                     let cache = || t.new(dtype, &[blocks, 16, 2, head_dim]);
@@ -252,7 +256,6 @@ impl Calls {
     }
 
     fn attention(&mut self) {
-        let portable = Promise::new(&["attention_kernel"], 255);
         let causal = AttentionOptions::causal(128);
         let all = AttentionOptions {
             causal: false,
@@ -263,21 +266,19 @@ impl Calls {
             softcap: Some(30.0),
             ..causal
         };
-        self.packed("packed", Heads::new(32, 8, 128), all, portable);
-        self.packed("packed causal", Heads::new(32, 8, 128), causal, portable);
-        self.paged("prefill", 512, Heads::new(32, 8, 128), causal, portable);
-        self.paged("decode", 4, Heads::new(32, 8, 128), causal, portable);
-        self.paged(
-            "window, softcap",
-            512,
-            Heads::new(32, 8, 128),
-            every,
-            portable,
-        );
-        self.paged("prefill", 512, Heads::new(9, 3, 64), causal, portable);
-        self.paged("prefill", 512, Heads::new(4, 1, 80), causal, portable);
-        self.paged("prefill", 512, Heads::new(8, 4, 256), causal, portable);
-        self.paged("prefill", 512, Heads::new(4, 1, 33), causal, portable);
+        let llama = Heads::new(32, 8, 128);
+        let spilling = portable(255).with_local_memory(768, 3072, UNIT_HOLDS_A_ROW);
+        self.packed("packed", llama, all, spilling);
+        self.packed("packed causal", llama, causal, spilling);
+        self.paged("prefill", 512, llama, causal, spilling);
+        self.paged("decode", 4, llama, causal, spilling);
+        self.paged("window, softcap", 512, llama, every, spilling);
+        self.paged("prefill", 512, Heads::new(9, 3, 64), causal, portable(255));
+        let spilling = portable(255).with_local_memory(128, 512, UNIT_HOLDS_A_ROW);
+        self.paged("prefill", 512, Heads::new(4, 1, 80), causal, spilling);
+        let spilling = portable(255).with_local_memory(4096, 24_576, UNIT_HOLDS_A_ROW);
+        self.paged("prefill", 512, Heads::new(8, 4, 256), causal, spilling);
+        self.paged("prefill", 512, Heads::new(4, 1, 33), causal, portable(128));
     }
 
     fn packed(&mut self, form: &str, heads: Heads, options: AttentionOptions, promise: Promise) {
@@ -329,6 +330,13 @@ const NUM_SEQS: usize = 4;
 
 /// Blocks of 16 slots of two heads of 33 elements, more than 32 bits count.
 const WIDE_BLOCKS: usize = 1 << 24;
+
+const fn portable(max_registers: u32) -> Promise {
+    Promise::new(&["attention_kernel"], max_registers)
+}
+
+/// Why the portable attention kernel spills from 80 elements of a head on.
+const UNIT_HOLDS_A_ROW: &str = "a unit holds a row of queries and of outputs in f32";
 
 /// The heads of a call of attention.
 #[derive(Clone, Copy)]

@@ -11,6 +11,8 @@ pub(crate) struct Promise {
     max_registers: u32,
     /// The most bytes of local memory of one unit.
     max_local_bytes: u32,
+    /// The most bytes that loads and stores of spilled registers move.
+    max_spill_bytes: u32,
     /// Whether products run on tensor cores.
     tensor_cores: bool,
 }
@@ -22,6 +24,7 @@ impl Promise {
             kernels,
             max_registers,
             max_local_bytes: 0,
+            max_spill_bytes: 0,
             tensor_cores: false,
         }
     }
@@ -32,9 +35,16 @@ impl Promise {
         self
     }
 
-    /// The same, with up to `bytes` of local memory, for the reason given. Spills stay forbidden.
-    pub(crate) const fn with_local_memory(mut self, bytes: u32, _why: &'static str) -> Self {
+    /// The same, with up to `bytes` of local memory and `spill_bytes` of spills, for the reason
+    /// given.
+    pub(crate) const fn with_local_memory(
+        mut self,
+        bytes: u32,
+        spill_bytes: u32,
+        _why: &'static str,
+    ) -> Self {
         self.max_local_bytes = bytes;
+        self.max_spill_bytes = spill_bytes;
         self
     }
 
@@ -52,7 +62,7 @@ impl Promise {
             usage.local_bytes,
             self.max_local_bytes,
         );
-        at_most("bytes of spills", usage.spill_bytes, 0);
+        at_most("bytes of spills", usage.spill_bytes, self.max_spill_bytes);
         if self.max_local_bytes == 0 {
             at_most("accesses of local memory", usage.local_accesses, 0);
         }
@@ -97,7 +107,7 @@ fn tensor_cores_must_be_used_where_they_are_promised() {
 
 #[test]
 fn granted_local_memory_grants_no_spills() {
-    let promise = Promise::new(&["k"], 40).with_local_memory(512, "a loop");
+    let promise = Promise::new(&["k"], 40).with_local_memory(512, 0, "a loop");
     let local = Usage {
         local_bytes: 512,
         local_accesses: 9,
