@@ -12,12 +12,14 @@ use cubecl::ir::{ElemType, FloatKind, IntKind};
 
 use crate::promise::Promise;
 
+type Run = dyn Fn(&Tensors<'_>) -> Result<(), KernelError> + Sync;
+
 /// One call of a public op.
 pub(crate) struct Call {
     /// Op, form and dtype.
     pub(crate) name: String,
     pub(crate) promise: Promise,
-    run: Box<dyn Fn(&Tensors<'_>) -> Result<(), KernelError> + Sync>,
+    run: Box<Run>,
 }
 
 impl Call {
@@ -33,13 +35,13 @@ struct Tensors<'a> {
 }
 
 impl Tensors<'_> {
-    fn new(&self, dtype: ElemType, shape: &[usize]) -> TensorRef {
+    fn tensor(&self, dtype: ElemType, shape: &[usize]) -> TensorRef {
         let bytes = shape.iter().product::<usize>() * dtype.size();
         TensorRef::contiguous(self.launcher.client().empty(bytes), shape.to_vec(), dtype)
     }
 
     fn ints(&self, shape: &[usize]) -> TensorRef {
-        self.new(ElemType::Int(IntKind::I32), shape)
+        self.tensor(ElemType::Int(IntKind::I32), shape)
     }
 }
 
@@ -95,11 +97,11 @@ impl Calls {
                 &format!("rms_norm {columns}"),
                 Promise::new(&["rms_norm_kernel"], 48),
                 move |t| {
-                    let rows = || t.new(dtype, &[7, columns]);
+                    let rows = || t.tensor(dtype, &[7, columns]);
                     rms_norm(
                         t.launcher,
                         &rows(),
-                        &t.new(dtype, &[columns]),
+                        &t.tensor(dtype, &[columns]),
                         1e-5,
                         &rows(),
                     )
@@ -109,8 +111,8 @@ impl Calls {
                 &format!("add_rms_norm {columns}"),
                 Promise::new(&["add_rms_norm_kernel"], 48),
                 move |t| {
-                    let rows = || t.new(dtype, &[7, columns]);
-                    let weight = t.new(dtype, &[columns]);
+                    let rows = || t.tensor(dtype, &[7, columns]);
+                    let weight = t.tensor(dtype, &[columns]);
                     add_rms_norm(
                         t.launcher,
                         &rows(),
@@ -137,14 +139,14 @@ impl Calls {
                     "ptxas keeps eight cubes on a multiprocessor rather than two more registers",
                 ),
                 move |t| {
-                    let heads = |heads| t.new(dtype, &[7, heads, head_dim]);
+                    let heads = |heads| t.tensor(dtype, &[7, heads, head_dim]);
                     rotary(
                         t.launcher,
                         &heads(8),
                         &heads(2),
                         RotaryTable {
                             positions: &t.ints(&[7]),
-                            table: &t.new(F32, &[512, rotary_dim]),
+                            table: &t.tensor(F32, &[512, rotary_dim]),
                         },
                         &heads(8),
                         &heads(2),
@@ -155,8 +157,8 @@ impl Calls {
                 &format!("rotary_and_store {rotary_dim} of {head_dim}"),
                 Promise::new(&["rotary_and_store_kernel"], 40),
                 move |t| {
-                    let heads = |heads| t.new(dtype, &[7, heads, head_dim]);
-                    let cache = || t.new(dtype, &[64, 16, 2, head_dim]);
+                    let heads = |heads| t.tensor(dtype, &[7, heads, head_dim]);
+                    let cache = || t.tensor(dtype, &[64, 16, 2, head_dim]);
                     rotary_and_store(
                         t.launcher,
                         &heads(8),
@@ -164,7 +166,7 @@ impl Calls {
                         &heads(2),
                         RotaryTable {
                             positions: &t.ints(&[7]),
-                            table: &t.new(F32, &[512, rotary_dim]),
+                            table: &t.tensor(F32, &[512, rotary_dim]),
                         },
                         &t.ints(&[7]),
                         &heads(8),
@@ -183,24 +185,24 @@ impl Calls {
                 &format!("silu_and_mul {width}"),
                 Promise::new(&["silu_and_mul_kernel"], 40),
                 move |t| {
-                    let x = t.new(dtype, &[7, 2 * width]);
-                    silu_and_mul(t.launcher, &x, &t.new(dtype, &[7, width]))
+                    let x = t.tensor(dtype, &[7, 2 * width]);
+                    silu_and_mul(t.launcher, &x, &t.tensor(dtype, &[7, width]))
                 },
             );
             self.add(
                 &format!("linear {width}"),
                 Promise::new(&["linear_kernel"], 80),
                 move |t| {
-                    let (x, weight) = (t.new(dtype, &[7, width]), t.new(dtype, &[96, width]));
-                    linear(t.launcher, &x, &weight, &t.new(dtype, &[7, 96]))
+                    let (x, weight) = (t.tensor(dtype, &[7, width]), t.tensor(dtype, &[96, width]));
+                    linear(t.launcher, &x, &weight, &t.tensor(dtype, &[7, 96]))
                 },
             );
             self.add(
                 &format!("embedding {width}"),
                 Promise::new(&["embedding_kernel"], 24),
                 move |t| {
-                    let (ids, table) = (t.ints(&[7]), t.new(dtype, &[500, width]));
-                    embedding(t.launcher, &table, &ids, &t.new(dtype, &[7, width]))
+                    let (ids, table) = (t.ints(&[7]), t.tensor(dtype, &[500, width]));
+                    embedding(t.launcher, &table, &ids, &t.tensor(dtype, &[7, width]))
                 },
             );
         }
@@ -208,7 +210,13 @@ impl Calls {
             self.add(
                 &format!("greedy {vocab_size}"),
                 Promise::new(&["greedy_kernel"], 32),
-                move |t| greedy(t.launcher, &t.new(dtype, &[7, vocab_size]), &t.ints(&[7])),
+                move |t| {
+                    greedy(
+                        t.launcher,
+                        &t.tensor(dtype, &[7, vocab_size]),
+                        &t.ints(&[7]),
+                    )
+                },
             );
         }
     }
@@ -222,8 +230,8 @@ impl Calls {
                 &format!("store_kv {head_dim}{wide}"),
                 Promise::new(&["store_kv_kernel"], 32),
                 move |t| {
-                    let new = || t.new(dtype, &[7, 2, head_dim]);
-                    let cache = || t.new(dtype, &[blocks, 16, 2, head_dim]);
+                    let new = || t.tensor(dtype, &[7, 2, head_dim]);
+                    let cache = || t.tensor(dtype, &[blocks, 16, 2, head_dim]);
                     store_kv(
                         t.launcher,
                         &new(),
@@ -238,8 +246,8 @@ impl Calls {
                 &format!("gather_kv {head_dim}{wide}"),
                 Promise::new(&["gather_kv_kernel"], 32),
                 move |t| {
-                    let out = || t.new(dtype, &[70, 2, head_dim]);
-                    let cache = || t.new(dtype, &[blocks, 16, 2, head_dim]);
+                    let out = || t.tensor(dtype, &[70, 2, head_dim]);
+                    let cache = || t.tensor(dtype, &[blocks, 16, 2, head_dim]);
                     let (table, starts) = (t.ints(&[3, 9]), t.ints(&[4]));
                     gather_kv(
                         t.launcher,
@@ -284,14 +292,14 @@ impl Calls {
     fn packed(&mut self, form: &str, heads: Heads, options: AttentionOptions, promise: Promise) {
         let dtype = self.dtype;
         self.add(&heads.name(form), promise, move |t| {
-            let q = || t.new(dtype, &[512, heads.num_heads, heads.head_dim]);
-            let k = || t.new(dtype, &[700, heads.num_kv_heads, heads.head_dim]);
+            let q = || t.tensor(dtype, &[512, heads.num_heads, heads.head_dim]);
+            let k = || t.tensor(dtype, &[700, heads.num_kv_heads, heads.head_dim]);
             let keys = Keys::Packed {
                 k: &k(),
                 v: &k(),
                 cu_seqlens_k: &t.ints(&[NUM_SEQS + 1]),
             };
-            let lse = t.new(F32, &[512, heads.num_heads]);
+            let lse = t.tensor(F32, &[512, heads.num_heads]);
             let starts = t.ints(&[NUM_SEQS + 1]);
             attention(t.launcher, &q(), &starts, keys, &q(), &lse, &options)
         });
@@ -308,15 +316,15 @@ impl Calls {
     ) {
         let dtype = self.dtype;
         self.add(&heads.name(form), promise, move |t| {
-            let q = || t.new(dtype, &[num_tokens, heads.num_heads, heads.head_dim]);
-            let cache = || t.new(dtype, &[1000, 16, heads.num_kv_heads, heads.head_dim]);
+            let q = || t.tensor(dtype, &[num_tokens, heads.num_heads, heads.head_dim]);
+            let cache = || t.tensor(dtype, &[1000, 16, heads.num_kv_heads, heads.head_dim]);
             let keys = Keys::Paged {
                 k_cache: &cache(),
                 v_cache: &cache(),
                 block_table: &t.ints(&[NUM_SEQS, 200]),
                 seq_lens: &t.ints(&[NUM_SEQS]),
             };
-            let lse = t.new(F32, &[num_tokens, heads.num_heads]);
+            let lse = t.tensor(F32, &[num_tokens, heads.num_heads]);
             let starts = t.ints(&[NUM_SEQS + 1]);
             attention(t.launcher, &q(), &starts, keys, &q(), &lse, &options)
         });
