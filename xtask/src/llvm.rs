@@ -58,28 +58,13 @@ fn install(parent: &Path, folder: &Path) -> Result<(), Failure> {
     let scratch = ScratchFolder::new_in(parent)?;
     python::unpack_wheels(&WHEELS, scratch.path())?;
     let unpacked = scratch.path().join("mlc_llvm_static/static");
-    make_executable(&unpacked.join("bin"))?;
+    python::make_executable(&unpacked.join("bin"))?;
     File::create(unpacked.join(MARK))?;
     if folder.exists() {
         // Without the mark it is what an interrupted installation left.
         fs::remove_dir_all(folder)?;
     }
     fs::rename(&unpacked, folder)?;
-    Ok(())
-}
-
-/// Unpacking a wheel loses the permission to execute.
-#[cfg(unix)]
-fn make_executable(folder: &Path) -> Result<(), Failure> {
-    use std::os::unix::fs::PermissionsExt;
-    for entry in fs::read_dir(folder)? {
-        fs::set_permissions(entry?.path(), fs::Permissions::from_mode(0o755))?;
-    }
-    Ok(())
-}
-
-#[cfg(not(unix))]
-fn make_executable(_folder: &Path) -> Result<(), Failure> {
     Ok(())
 }
 

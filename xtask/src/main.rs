@@ -2,7 +2,7 @@
 //!
 //! - `chat`: fetch the demo model, build the chat binary, talk to it
 //! - `test`: everything that CI runs, on a machine with nothing but Rust
-//! - `model`, `llvm`: the two downloads that the others need, alone
+//! - `model`, `llvm`, `cuda-tools`: the downloads that the others need, alone
 //!
 //! No dependencies: this must build in seconds, before anything else does.
 
@@ -13,6 +13,7 @@
 )]
 
 mod chat;
+mod cuda;
 mod llvm;
 mod model;
 mod packages;
@@ -36,10 +37,11 @@ cargo xtask <command>
     --list          names of the stages
   model             fetch SmolLM2-135M-Instruct (GGUF, 94 MiB) into the user's cache, checked by hash
   llvm              install the static LLVM that the features cpu and cuda link against
+  cuda-tools        fetch the CUDA compilers (NVRTC, ptxas, nvdisasm) into the user's cache, and say where
   help              this text
 
-Caches: $XDG_CACHE_HOME/burn-paged (models, target) and $XDG_DATA_HOME/tracel (LLVM), by default ~/.cache and
-~/.local/share. CARGO_TARGET_DIR is respected where it is set.
+Caches: $XDG_CACHE_HOME/burn-paged (models, target, CUDA compilers) and $XDG_DATA_HOME/tracel (LLVM), by default
+~/.cache and ~/.local/share. CARGO_TARGET_DIR is respected where it is set.
 ";
 
 fn main() -> ExitCode {
@@ -68,6 +70,12 @@ fn run(args: &[String]) -> Result<ExitCode, Failure> {
         "llvm" => {
             no_arguments(command, rest)?;
             llvm::ensure()?;
+        }
+        "cuda-tools" => {
+            no_arguments(command, rest)?;
+            if let Some(folder) = cuda::ensure()? {
+                println!("{}", folder.display());
+            }
         }
         "help" | "--help" | "-h" => print!("{HELP}"),
         other => return Err(format!("unknown command {other:?}; see `cargo xtask help`").into()),

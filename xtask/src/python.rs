@@ -87,6 +87,21 @@ pub(crate) fn unpack_wheels(wheels: &[Wheel], folder: &Path) -> Result<(), Failu
     Ok(())
 }
 
+/// Lets every file in `folder` be executed: unpacking a wheel loses that permission.
+#[cfg(unix)]
+pub(crate) fn make_executable(folder: &Path) -> Result<(), Failure> {
+    use std::os::unix::fs::PermissionsExt;
+    for entry in fs::read_dir(folder)? {
+        fs::set_permissions(entry?.path(), fs::Permissions::from_mode(0o755))?;
+    }
+    Ok(())
+}
+
+#[cfg(not(unix))]
+pub(crate) fn make_executable(_folder: &Path) -> Result<(), Failure> {
+    Ok(())
+}
+
 /// SHA-256 of a file, in lower-case hexadecimal digits.
 pub(crate) fn sha256(path: &Path) -> Result<String, Failure> {
     const SCRIPT: &str = "import hashlib, sys

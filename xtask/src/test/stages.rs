@@ -6,7 +6,7 @@
 //! backend that runs without a GPU. The examples run as tests of their own: to build them alone would resolve other
 //! features for some dependencies and build those again.
 
-use crate::{Failure, llvm, model, packages, paths, process};
+use crate::{Failure, cuda, llvm, model, packages, paths, process};
 
 /// One step of CI.
 pub(super) struct Stage {
@@ -55,6 +55,11 @@ pub(super) const STAGES: &[Stage] = &[
         name: "clippy",
         what: "lints, all targets, features flex, cpu, fusion",
         run: clippy,
+    },
+    Stage {
+        name: "cuda",
+        what: "the kernels as CUDA code, without a GPU",
+        run: cuda,
     },
     Stage {
         name: "test",
@@ -106,6 +111,17 @@ fn doc() -> Result<(), Failure> {
 fn clippy() -> Result<(), Failure> {
     let mut command = process::cargo(["clippy", "--all-targets"])?;
     process::run(command.args(HOST).args(["--", "-D", "warnings"]))
+}
+
+fn cuda() -> Result<(), Failure> {
+    let mut command = process::cargo(["test"])?;
+    // The packages and features of the stage `test`, so that no dependency is built for this alone; cargo then builds
+    // what this test needs of them, which Burn is not.
+    command.args(HOST).args(["--test", "cuda"]);
+    if let Some(folder) = cuda::ensure()? {
+        command.env("BURN_PAGED_CUDA_TOOLS", folder);
+    }
+    process::run(command.args(["--", "--nocapture"]))
 }
 
 fn test() -> Result<(), Failure> {

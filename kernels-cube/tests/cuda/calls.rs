@@ -1,0 +1,394 @@
+//! The calls whose kernels are checked, and what is promised of each.
+//!
+//! To add one: a line in the list of its op, with sizes that select the form of interest. Tensors
+//! are free on a device without memory, so sizes may be as large as a form needs.
+
+use burn_paged_kernels::{
+    AttentionOptions, KernelError, Keys, Launcher, RotaryTable, TensorRef, add_rms_norm, attention,
+    embedding, gather_kv, greedy, linear, rms_norm, rotary, rotary_and_store, silu_and_mul,
+    store_kv,
+};
+use cubecl::ir::{ElemType, FloatKind, IntKind};
+
+use crate::promise::Promise;
+
+type Run = dyn Fn(&Tensors<'_>) -> Result<(), KernelError> + Sync;
+
+/// One call of a public op.
+pub(crate) struct Call {
+    /// Op, form and dtype.
+    pub(crate) name: String,
+    pub(crate) promise: Promise,
+    run: Box<Run>,
+}
+
+impl Call {
+    /// Calls the op as a user would.
+    pub(crate) fn run(&self, launcher: &Launcher) -> Result<(), KernelError> {
+        (self.run)(&Tensors { launcher })
+    }
+}
+
+/// Tensors that nobody reads.
+struct Tensors<'a> {
+    launcher: &'a Launcher,
+}
+
+impl Tensors<'_> {
+    fn tensor(&self, dtype: ElemType, shape: &[usize]) -> TensorRef {
+        let bytes = shape.iter().product::<usize>() * dtype.size();
+        TensorRef::contiguous(self.launcher.client().empty(bytes), shape.to_vec(), dtype)
+    }
+
+    fn ints(&self, shape: &[usize]) -> TensorRef {
+        self.tensor(ElemType::Int(IntKind::I32), shape)
+    }
+}
+
+/// Every call, in every dtype.
+pub(crate) fn all() -> Vec<Call> {
+    let kinds = [
+        ("f32", FloatKind::F32),
+        ("f16", FloatKind::F16),
+        ("bf16", FloatKind::BF16),
+    ];
+    let calls = kinds.map(|(name, kind)| {
+        let mut calls = Calls {
+            suffix: name,
+            dtype: ElemType::Float(kind),
+            calls: Vec::new(),
+        };
+        calls.norm();
+        calls.rotary();
+        calls.rows();
+        calls.cache();
+        calls.attention();
+        calls.calls
+    });
+    calls.into_iter().flatten().collect()
+}
+
+/// The calls of one dtype.
+struct Calls {
+    suffix: &'static str,
+    dtype: ElemType,
+    calls: Vec<Call>,
+}
+
+impl Calls {
+    fn add(
+        &mut self,
+        name: &str,
+        promise: Promise,
+        run: impl Fn(&Tensors<'_>) -> Result<(), KernelError> + Sync + 'static,
+    ) {
+        self.calls.push(Call {
+            name: format!("{name} {}", self.suffix),
+            promise,
+            run: Box::new(run),
+        });
+    }
+
+    fn norm(&mut self) {
+        let dtype = self.dtype;
+        // One plane a row, several, as many as share a row, and a row that has no vectors.
+        for columns in [64, 576, 4096, 33] {
+            self.add(
+                &format!("rms_norm {columns}"),
+                Promise::new(&["rms_norm_kernel"], 48),
+                move |t| {
+                    let rows = || t.tensor(dtype, &[7, columns]);
+                    rms_norm(
+                        t.launcher,
+                        &rows(),
+                        &t.tensor(dtype, &[columns]),
+                        1e-5,
+                        &rows(),
+                    )
+                },
+            );
+            self.add(
+                &format!("add_rms_norm {columns}"),
+                Promise::new(&["add_rms_norm_kernel"], 48),
+                move |t| {
+                    let rows = || t.tensor(dtype, &[7, columns]);
+                    let weight = t.tensor(dtype, &[columns]);
+                    add_rms_norm(
+                        t.launcher,
+                        &rows(),
+                        &rows(),
+                        &weight,
+                        1e-5,
+                        &rows(),
+                        &rows(),
+                    )
+                },
+            );
+        }
+    }
+
+    fn rotary(&mut self) {
+        let dtype = self.dtype;
+        // Whole heads, a part of each, and heads without vectors.
+        for (head_dim, rotary_dim) in [(128, 128), (80, 32), (33, 22)] {
+            self.add(
+                &format!("rotary {rotary_dim} of {head_dim}"),
+                Promise::new(&["rotary_kernel"], 32).with_local_memory(
+                    8,
+                    32,
+                    "ptxas keeps eight cubes on a multiprocessor rather than two more registers",
+                ),
+                move |t| {
+                    let heads = |heads| t.tensor(dtype, &[7, heads, head_dim]);
+                    rotary(
+                        t.launcher,
+                        &heads(8),
+                        &heads(2),
+                        RotaryTable {
+                            positions: &t.ints(&[7]),
+                            table: &t.tensor(F32, &[512, rotary_dim]),
+                        },
+                        &heads(8),
+                        &heads(2),
+                    )
+                },
+            );
+            self.add(
+                &format!("rotary_and_store {rotary_dim} of {head_dim}"),
+                Promise::new(&["rotary_and_store_kernel"], 40),
+                move |t| {
+                    let heads = |heads| t.tensor(dtype, &[7, heads, head_dim]);
+                    let cache = || t.tensor(dtype, &[64, 16, 2, head_dim]);
+                    rotary_and_store(
+                        t.launcher,
+                        &heads(8),
+                        &heads(2),
+                        &heads(2),
+                        RotaryTable {
+                            positions: &t.ints(&[7]),
+                            table: &t.tensor(F32, &[512, rotary_dim]),
+                        },
+                        &t.ints(&[7]),
+                        &heads(8),
+                        &cache(),
+                        &cache(),
+                    )
+                },
+            );
+        }
+    }
+
+    fn rows(&mut self) {
+        let dtype = self.dtype;
+        for width in [576, 33] {
+            self.add(
+                &format!("silu_and_mul {width}"),
+                Promise::new(&["silu_and_mul_kernel"], 40),
+                move |t| {
+                    let x = t.tensor(dtype, &[7, 2 * width]);
+                    silu_and_mul(t.launcher, &x, &t.tensor(dtype, &[7, width]))
+                },
+            );
+            self.add(
+                &format!("linear {width}"),
+                Promise::new(&["linear_kernel"], 80),
+                move |t| {
+                    let (x, weight) = (t.tensor(dtype, &[7, width]), t.tensor(dtype, &[96, width]));
+                    linear(t.launcher, &x, &weight, &t.tensor(dtype, &[7, 96]))
+                },
+            );
+            self.add(
+                &format!("embedding {width}"),
+                Promise::new(&["embedding_kernel"], 24),
+                move |t| {
+                    let (ids, table) = (t.ints(&[7]), t.tensor(dtype, &[500, width]));
+                    embedding(t.launcher, &table, &ids, &t.tensor(dtype, &[7, width]))
+                },
+            );
+        }
+        for vocab_size in [49_152, 1001] {
+            self.add(
+                &format!("greedy {vocab_size}"),
+                Promise::new(&["greedy_kernel"], 32),
+                move |t| {
+                    greedy(
+                        t.launcher,
+                        &t.tensor(dtype, &[7, vocab_size]),
+                        &t.ints(&[7]),
+                    )
+                },
+            );
+        }
+    }
+
+    fn cache(&mut self) {
+        let dtype = self.dtype;
+        // Heads with vectors and without, and a cache whose indices need 64 bits.
+        for (blocks, head_dim) in [(64, 128), (64, 33), (WIDE_BLOCKS, 33)] {
+            let wide = if blocks == WIDE_BLOCKS { " wide" } else { "" };
+            self.add(
+                &format!("store_kv {head_dim}{wide}"),
+                Promise::new(&["store_kv_kernel"], 32),
+                move |t| {
+                    let new = || t.tensor(dtype, &[7, 2, head_dim]);
+                    let cache = || t.tensor(dtype, &[blocks, 16, 2, head_dim]);
+                    store_kv(
+                        t.launcher,
+                        &new(),
+                        &new(),
+                        &cache(),
+                        &cache(),
+                        &t.ints(&[7]),
+                    )
+                },
+            );
+            self.add(
+                &format!("gather_kv {head_dim}{wide}"),
+                Promise::new(&["gather_kv_kernel"], 32),
+                move |t| {
+                    let out = || t.tensor(dtype, &[70, 2, head_dim]);
+                    let cache = || t.tensor(dtype, &[blocks, 16, 2, head_dim]);
+                    let (table, starts) = (t.ints(&[3, 9]), t.ints(&[4]));
+                    gather_kv(
+                        t.launcher,
+                        &cache(),
+                        &cache(),
+                        &table,
+                        &starts,
+                        &out(),
+                        &out(),
+                    )
+                },
+            );
+        }
+    }
+
+    fn attention(&mut self) {
+        let causal = AttentionOptions::causal(128);
+        let all = AttentionOptions {
+            causal: false,
+            ..causal
+        };
+        let every = AttentionOptions {
+            window: Some(256),
+            softcap: Some(30.0),
+            ..causal
+        };
+        let llama = Heads::new(32, 8, 128);
+        if self.dtype == F32 {
+            let spilling = portable(255).with_local_memory(768, 3072, UNIT_HOLDS_A_ROW);
+            self.packed("packed", llama, all, spilling);
+            self.packed("packed causal", llama, causal, spilling);
+            self.paged("prefill", 512, llama, causal, spilling);
+            self.paged("window, softcap", 512, llama, every, spilling);
+            self.paged("prefill", 512, Heads::new(9, 3, 64), causal, portable(255));
+            let spilling = portable(255).with_local_memory(128, 512, UNIT_HOLDS_A_ROW);
+            self.paged("prefill", 512, Heads::new(4, 1, 80), causal, spilling);
+        } else {
+            self.packed("packed", llama, all, PREFILL);
+            self.packed("packed causal", llama, causal, PREFILL);
+            self.packed("packed window, softcap", llama, every, PREFILL);
+            self.paged("prefill", 512, llama, causal, PREFILL);
+            self.paged("prefill", 512, Heads::new(9, 3, 64), causal, PREFILL);
+            self.paged("prefill", 512, Heads::new(4, 1, 80), causal, PREFILL);
+            self.paged("prefill", 512, Heads::new(4, 1, 72), causal, PREFILL);
+            self.paged("prefill window, softcap", 512, llama, every, PREFILL);
+            self.paged("decode", 4, llama, causal, DECODE);
+            self.paged("decode", 4, Heads::new(9, 3, 64), causal, DECODE);
+            self.paged("decode", 4, Heads::new(4, 1, 80), causal, DECODE);
+            self.paged("decode window, softcap", 4, llama, every, DECODE);
+        }
+        let spilling = portable(255).with_local_memory(4096, 24_576, UNIT_HOLDS_A_ROW);
+        self.paged("prefill", 512, Heads::new(8, 4, 256), causal, spilling);
+        self.paged("prefill", 512, Heads::new(4, 1, 33), causal, portable(128));
+    }
+
+    fn packed(&mut self, form: &str, heads: Heads, options: AttentionOptions, promise: Promise) {
+        let dtype = self.dtype;
+        self.add(&heads.name(form), promise, move |t| {
+            let q = || t.tensor(dtype, &[512, heads.num_heads, heads.head_dim]);
+            let k = || t.tensor(dtype, &[700, heads.num_kv_heads, heads.head_dim]);
+            let keys = Keys::Packed {
+                k: &k(),
+                v: &k(),
+                cu_seqlens_k: &t.ints(&[NUM_SEQS + 1]),
+            };
+            let lse = t.tensor(F32, &[512, heads.num_heads]);
+            let starts = t.ints(&[NUM_SEQS + 1]);
+            attention(t.launcher, &q(), &starts, keys, &q(), &lse, &options)
+        });
+    }
+
+    /// `num_tokens` query rows of [`NUM_SEQS`] sequences over a cache.
+    fn paged(
+        &mut self,
+        form: &str,
+        num_tokens: usize,
+        heads: Heads,
+        options: AttentionOptions,
+        promise: Promise,
+    ) {
+        let dtype = self.dtype;
+        self.add(&heads.name(form), promise, move |t| {
+            let q = || t.tensor(dtype, &[num_tokens, heads.num_heads, heads.head_dim]);
+            let cache = || t.tensor(dtype, &[1000, 16, heads.num_kv_heads, heads.head_dim]);
+            let keys = Keys::Paged {
+                k_cache: &cache(),
+                v_cache: &cache(),
+                block_table: &t.ints(&[NUM_SEQS, 200]),
+                seq_lens: &t.ints(&[NUM_SEQS]),
+            };
+            let lse = t.tensor(F32, &[num_tokens, heads.num_heads]);
+            let starts = t.ints(&[NUM_SEQS + 1]);
+            attention(t.launcher, &q(), &starts, keys, &q(), &lse, &options)
+        });
+    }
+}
+
+const F32: ElemType = ElemType::Float(FloatKind::F32);
+
+/// Sequences of a call of attention.
+const NUM_SEQS: usize = 4;
+
+/// Blocks of 16 slots of two heads of 33 elements, more than 32 bits count.
+const WIDE_BLOCKS: usize = 1 << 24;
+
+const fn portable(max_registers: u32) -> Promise {
+    Promise::new(&["attention_kernel"], max_registers)
+}
+
+/// Tiles of many rows, whose keys are split so that the few of these calls fill the device.
+const PREFILL: Promise =
+    Promise::new(&["mma_prefill_kernel", "merge_kernel"], 255).on_tensor_cores();
+
+const DECODE: Promise = Promise::new(&["mma_decode_kernel", "merge_kernel"], 255).on_tensor_cores();
+
+/// Why the portable attention kernel spills from 80 elements of a head on.
+const UNIT_HOLDS_A_ROW: &str = "a unit holds a row of queries and of outputs in f32";
+
+/// The heads of a call of attention.
+#[derive(Clone, Copy)]
+struct Heads {
+    num_heads: usize,
+    num_kv_heads: usize,
+    head_dim: usize,
+}
+
+impl Heads {
+    fn new(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> Self {
+        Self {
+            num_heads,
+            num_kv_heads,
+            head_dim,
+        }
+    }
+
+    fn name(&self, form: &str) -> String {
+        let Self {
+            num_heads,
+            num_kv_heads,
+            head_dim,
+        } = self;
+        format!("attention {form}, {num_heads}/{num_kv_heads} x {head_dim}")
+    }
+}
