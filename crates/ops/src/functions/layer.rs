@@ -195,7 +195,11 @@ pub fn linear(x: Tensor<2>, weight: &Tensor<2>, bias: Option<&Tensor<1>>) -> Ten
         check::same_dtype(OP, ("x", x.dtype()), ("bias", bias.dtype()));
         check::same_device(OP, ("x", &x), ("bias", bias));
     }
-    if x.dims()[0] > 0 && ops::has_linear(&x.device()) {
+    if x.dims()[0] == 0 {
+        // Some backends choose a kernel by the sizes before they see that there is nothing to do, and find none.
+        return Tensor::empty([0, out_features], (&x.device(), x.dtype()));
+    }
+    if ops::has_linear(&x.device()) {
         return ops::linear(x, weight, bias);
     }
     reference::linear(x, weight, bias)
