@@ -377,13 +377,14 @@ pub(crate) fn greedy(logits: Tensor<2>) -> Tensor<1, Int> {
     Tensor::from_dispatch(Dispatch::greedy(logits.into_dispatch()))
 }
 
-/// True where the trait's [`sample`](InferenceOps::sample) takes rows of `vocab_size` logits.
-pub(crate) fn has_sample(device: &Device, vocab_size: usize) -> bool {
+/// True where the trait's [`sample`](InferenceOps::sample) takes rows of this length.
+pub(crate) fn has_sample(logits: &Tensor<2>) -> bool {
+    let device = logits.device();
     match device.as_dispatch() {
         #[cfg(feature = "cube")]
-        DispatchDevice::Cube(_) => vocab_size <= burn_paged_kernels::SAMPLE_MAX_VOCAB,
+        DispatchDevice::Cube(_) => logits.dims()[1] <= burn_paged_kernels::SAMPLE_MAX_VOCAB,
         #[allow(unreachable_patterns)] // As in `implemented_by`.
-        _ => has_implementation(device),
+        _ => has_implementation(&device),
     }
 }
 

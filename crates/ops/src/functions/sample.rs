@@ -43,7 +43,7 @@ pub fn sample(logits: Tensor<2>, options: &[SamplingOptions]) -> Tensor<1, Int> 
         logits.dims()[0],
         options.len()
     );
-    if !logits.dims().contains(&0) && ops::has_sample(&logits.device(), logits.dims()[1]) {
+    if !logits.dims().contains(&0) && ops::has_sample(&logits) {
         return ops::sample(logits, options);
     }
     reference::sample(logits, options)
