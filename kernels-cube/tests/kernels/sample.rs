@@ -287,6 +287,48 @@ fn a_large_vocabulary_gives_the_ids_of_the_host() {
     }
 }
 
+/// The threshold lies among weights that are small beside the first, and draws are those that a
+/// threshold moved by a two-thousandth would change.
+#[test]
+fn small_weights_add_up_whatever_the_number_of_units() {
+    let vocab = 97;
+    let mut random = Random::new(9);
+    let (mut logits, mut entries) = (Vec::new(), Vec::new());
+    for step in 0..24 {
+        let mut row = random.values(Dtype::F32, 0.5, vocab);
+        row[step] = 9.0;
+        let on_host: Vec<f32> = row.iter().map(|&x| x as f32).collect();
+        let top_p = 0.9895 + 0.0004 * step as f32;
+        let moved = if step % 2 == 0 { 5e-4 } else { -5e-4 };
+        let near = (0..100_000)
+            .map(|draw| Options {
+                top_p,
+                draw,
+                ..FREE
+            })
+            .find(|entry| {
+                let other = Options {
+                    top_p: top_p + moved,
+                    ..*entry
+                };
+                host(&on_host, entry).0 != host(&on_host, &other).0
+            });
+        entries.push(near.expect("a draw near the threshold"));
+        logits.extend(row);
+    }
+    for launcher in launchers() {
+        let found = draw_ids(
+            &launcher,
+            Dtype::F32,
+            vocab,
+            Layout::Dense,
+            &logits,
+            &entries,
+        );
+        assert_ids("small weights", &found, &logits, &entries);
+    }
+}
+
 #[test]
 fn draws_follow_the_softmax() {
     let logits = [2.0, 1.0, f64::NEG_INFINITY, 0.5, -1.0, 1.0, -3.0];
