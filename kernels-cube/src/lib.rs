@@ -7,9 +7,12 @@
 //!
 //! - `attention`: packed queries over packed keys or over the paged cache
 //! - `store_kv`, `gather_kv`: into the cache and out of it
-//! - `rms_norm`, `rotary`, `silu_and_mul`, `linear`, `embedding`, `greedy`: the rest of a decoder
+//! - `merge_attention`: two results of attention over different keys into one
+//! - `rms_norm`, `rotary`, `silu_and_mul`, `linear`, `embedding`: the rest of a decoder
+//! - `greedy`, `sample`: logits to token ids
 //! - `paged`, `sequence`, `layout`: positions, slots and offsets, on the device and on the host
 //! - `device`, `grid`, `rows`, `reduce`: what plans are made from
+//! - `logits`: the largest of a row, for `greedy` and `sample`
 //!
 //! # Contract
 //! Tensors may have any strides whose last axis is contiguous, unless an op says otherwise. Outputs
@@ -52,11 +55,14 @@ mod grid;
 mod launcher;
 mod layout;
 mod linear;
+mod logits;
+mod merge_attention;
 mod paged;
 mod reduce;
 mod rms_norm;
 mod rotary;
 mod rows;
+mod sample;
 mod sequence;
 mod silu_and_mul;
 mod store_kv;
@@ -74,8 +80,10 @@ pub use greedy::greedy;
 pub use grid::Grid;
 pub use launcher::Launcher;
 pub use linear::linear;
+pub use merge_attention::{PartialAttention, merge_attention};
 pub use rms_norm::{add_rms_norm, rms_norm};
 pub use rotary::{RotaryTable, rotary, rotary_and_store};
+pub use sample::{SAMPLE_MAX_VOCAB, SAMPLE_WORDS, sample};
 pub use silu_and_mul::silu_and_mul;
 pub use store_kv::store_kv;
 pub use tensor::TensorRef;

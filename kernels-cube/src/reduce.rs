@@ -1,4 +1,6 @@
 //! Reductions over the units that share a row.
+//!
+//! A reduction may stand in a loop, with [`row_fence`] between two turns.
 
 use cubecl::prelude::*;
 
@@ -7,6 +9,10 @@ use crate::grid::Grid;
 
 /// Most units that share a row. One multiprocessor still holds several such cubes.
 const MAX_UNITS_PER_ROW: usize = 256;
+
+/// Most units that share a row of a whole vocabulary. There are few such rows, each is read many
+/// times, and one cube has to hide the latency of its loads alone.
+const MAX_UNITS_PER_LONG_ROW: usize = 1024;
 
 /// How many units work on one row. Part of the identity of a kernel.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
@@ -30,12 +36,21 @@ pub(crate) enum RowUnits {
 impl RowUnits {
     /// The form for rows of `vectors` vectors.
     pub(crate) fn for_rows(facts: &DeviceFacts, vectors: usize) -> Self {
+        Self::limited(facts, vectors, MAX_UNITS_PER_ROW)
+    }
+
+    /// The form for few rows of very many vectors, in a kernel whose reductions need no more than
+    /// `shared_bytes` of shared memory per unit.
+    pub(crate) fn for_long_rows(facts: &DeviceFacts, vectors: usize, shared_bytes: usize) -> Self {
+        let fitting = facts.max_shared_memory_bytes / shared_bytes;
+        Self::limited(facts, vectors, MAX_UNITS_PER_LONG_ROW.min(fitting))
+    }
+
+    fn limited(facts: &DeviceFacts, vectors: usize, max_units: usize) -> Self {
         if facts.is_cpu() {
             return Self::One;
         }
-        let limit = MAX_UNITS_PER_ROW
-            .min(facts.max_units_per_cube as usize)
-            .max(1);
+        let limit = max_units.min(facts.max_units_per_cube as usize).max(1);
         let limit = 1 << limit.ilog2();
         let units = vectors.next_power_of_two().clamp(1, limit) as u32;
         match facts.plane_size() {
@@ -86,9 +101,20 @@ pub(crate) fn lane_pos(#[comptime] form: RowUnits) -> usize {
     }
 }
 
+/// Waits until every unit of a row has read the result of the last reduction.
+///
+/// A reduction that runs again meets in the same memory, and a slow unit may still be reading it.
+/// Every unit of the cube must call it.
+#[cube]
+pub(crate) fn row_fence(#[comptime] form: RowUnits) {
+    if comptime!(form != RowUnits::One) {
+        sync_cube();
+    }
+}
+
 /// The sum of `value` over the units of a row, the same bits in each of them.
 ///
-/// Every unit of the cube must call it, and no more than once in a kernel.
+/// Every unit of the cube must call it; in a loop, [`row_fence`] parts its turns.
 #[cube]
 pub(crate) fn row_sum(value: f32, #[comptime] form: RowUnits) -> f32 {
     match form {
@@ -132,9 +158,12 @@ fn tree_sum(value: f32, #[comptime] units: u32) -> f32 {
     partial[0]
 }
 
+/// Shared memory of one [`row_arg_max`] per unit.
+pub(crate) const ARG_MAX_BYTES: usize = 8;
+
 /// Of the units of a row, the largest `value` and its index; among equals the lowest index.
 ///
-/// Every unit of the cube must call it, and no more than once in a kernel.
+/// Every unit of the cube must call it; in a loop, [`row_fence`] parts its turns.
 #[cube]
 pub(crate) fn row_arg_max(value: f32, index: i32, #[comptime] form: RowUnits) -> (f32, i32) {
     if comptime!(form == RowUnits::One) {
@@ -187,6 +216,23 @@ mod tests {
             }
         );
         assert_eq!(RowUnits::for_rows(&cpu(), 512), RowUnits::One);
+    }
+
+    #[test]
+    fn a_vocabulary_gets_a_cube_as_large_as_the_device_allows() {
+        assert_eq!(RowUnits::for_long_rows(&gpu(), 16_000, 80).units(), 1024);
+        assert_eq!(RowUnits::for_long_rows(&gpu(), 40, 80).units(), 64);
+        let facts = DeviceFacts {
+            max_units_per_cube: 512,
+            ..gpu()
+        };
+        assert_eq!(RowUnits::for_long_rows(&facts, 16_000, 80).units(), 512);
+        let facts = DeviceFacts {
+            max_shared_memory_bytes: 16 * 1024,
+            ..gpu()
+        };
+        assert_eq!(RowUnits::for_long_rows(&facts, 16_000, 80).units(), 128);
+        assert_eq!(RowUnits::for_long_rows(&cpu(), 16_000, 80), RowUnits::One);
     }
 
     #[test]

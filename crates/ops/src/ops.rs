@@ -4,11 +4,11 @@ use burn::backend::{
     Backend, Dispatch, DispatchDevice, backend_extension,
     tensor::{FloatTensor, IntTensor},
 };
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use crate::{
     AttentionMetadata, AttentionOptions, AttentionOutput, CuSeqlens, LayerKv, RotaryTable,
-    SlotMapping,
+    SAMPLING_WORDS, SamplingOptions, SlotMapping,
 };
 
 /// Who computes the ops on a device.
@@ -55,6 +55,11 @@ mod results {
         TensorSpec::new(Shape::new([q.shape[0], q.shape[1]]), DType::F32)
     }
 
+    /// One token id per row.
+    pub(super) fn ids(logits: &TensorSpec) -> TensorSpec {
+        TensorSpec::new(Shape::new([logits.shape[0]]), DType::I32)
+    }
+
     pub(super) fn half_of(x: &Shape) -> Shape {
         Shape::new([x[0], x[1] / 2])
     }
@@ -65,7 +70,7 @@ mod results {
 }
 
 #[cfg(all(feature = "cube", feature = "fusion"))]
-use results::{half_of, log_sum_exp, packed, product_of};
+use results::{half_of, ids, log_sum_exp, packed, product_of};
 
 /// The ops that a backend computes itself. Arguments are checked by the public functions before.
 ///
@@ -123,6 +128,15 @@ pub trait InferenceOps: Backend {
         options: AttentionOptions,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
+    /// See [`merge_attention`](crate::merge_attention); gives the output and the log-sum-exp.
+    #[fusion(meta = |a_out, a_lse, _b_out, _b_lse| (a_out.clone(), a_lse.clone()))]
+    fn merge_attention(
+        a_out: FloatTensor<Self>,
+        a_lse: FloatTensor<Self>,
+        b_out: FloatTensor<Self>,
+        b_lse: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
     /// See [`rms_norm`](crate::rms_norm).
     #[fusion(dtype = x, shape = x)]
     fn rms_norm(x: FloatTensor<Self>, weight: FloatTensor<Self>, epsilon: f64)
@@ -171,6 +185,14 @@ pub trait InferenceOps: Backend {
     /// See [`linear`](crate::linear), without the bias.
     #[fusion(dtype = x, shape = product_of(x, weight))]
     fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// See [`greedy`](crate::greedy).
+    #[fusion(meta = |logits| ids(logits))]
+    fn greedy(logits: FloatTensor<Self>) -> IntTensor<Self>;
+
+    /// See [`sample`](crate::sample); `options` is `[num_rows, 8]` i32, the words of each row's options.
+    #[fusion(meta = |logits, _options| ids(logits))]
+    fn sample(logits: FloatTensor<Self>, options: IntTensor<Self>) -> IntTensor<Self>;
 }
 
 pub(crate) fn store_kv(
@@ -240,6 +262,19 @@ pub(crate) fn paged_attention(
         metadata.cu_seqlens_q().tensor().clone().into_dispatch(),
         metadata.seq_lens().tensor().clone().into_dispatch(),
         options,
+    );
+    AttentionOutput {
+        out: Tensor::from_dispatch(out),
+        lse: Tensor::from_dispatch(lse),
+    }
+}
+
+pub(crate) fn merge_attention(a: AttentionOutput, b: AttentionOutput) -> AttentionOutput {
+    let (out, lse) = Dispatch::merge_attention(
+        a.out.into_dispatch(),
+        a.lse.into_dispatch(),
+        b.out.into_dispatch(),
+        b.lse.into_dispatch(),
     );
     AttentionOutput {
         out: Tensor::from_dispatch(out),
@@ -336,4 +371,31 @@ pub(crate) fn linear(x: Tensor<2>, weight: &Tensor<2>, bias: Option<&Tensor<1>>)
         Some(bias) => product + bias.clone().unsqueeze::<2>(),
         None => product,
     }
+}
+
+pub(crate) fn greedy(logits: Tensor<2>) -> Tensor<1, Int> {
+    Tensor::from_dispatch(Dispatch::greedy(logits.into_dispatch()))
+}
+
+/// True where the trait's [`sample`](InferenceOps::sample) takes rows of this length.
+pub(crate) fn has_sample(logits: &Tensor<2>) -> bool {
+    let device = logits.device();
+    match device.as_dispatch() {
+        #[cfg(feature = "cube")]
+        DispatchDevice::Cube(_) => logits.dims()[1] <= burn_paged_kernels::SAMPLE_MAX_VOCAB,
+        #[allow(unreachable_patterns)] // As in `implemented_by`.
+        _ => has_implementation(&device),
+    }
+}
+
+pub(crate) fn sample(logits: Tensor<2>, options: &[SamplingOptions]) -> Tensor<1, Int> {
+    let words: Vec<i32> = (options.iter())
+        .flat_map(|options| options.to_words())
+        .collect();
+    let words = TensorData::new(words, [options.len(), SAMPLING_WORDS]);
+    let words = Tensor::<2, Int>::from_data(words, (&logits.device(), DType::I32));
+    Tensor::from_dispatch(Dispatch::sample(
+        logits.into_dispatch(),
+        words.into_dispatch(),
+    ))
 }

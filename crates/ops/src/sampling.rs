@@ -138,9 +138,13 @@ fn keep(
 /// Standard Gumbel noise of one token of one draw.
 fn gumbel(seed: u64, draw: u64, token: u32) -> f32 {
     let bits = hash([seed as u32, (seed >> 32) as u32, draw as u32, token]);
-    // 24 bits, centred: never 0 and never 1.
-    let uniform = ((bits >> 8) as f32 + 0.5) / 16_777_216.0;
-    -(-uniform.ln()).ln()
+    -(-uniform(bits).ln()).ln()
+}
+
+/// A number between 0 and 1 of a random word, neither of them included.
+fn uniform(bits: u32) -> f32 {
+    // 23 bits, centred: a 24th would not leave f32 one for the half, and the largest would round to 1.
+    ((bits >> 9) as f32 + 0.5) / 8_388_608.0
 }
 
 /// Four words to one, in 32-bit arithmetic alone so that every GPU language has it.
@@ -205,6 +209,15 @@ mod tests {
         // Probabilities are about 0.61, 0.22, 0.14, 0.03: two tokens reach 0.7.
         let most = draws(with(|o| o.top_p = 0.7), 200);
         assert!(most.iter().all(|token| *token < 2) && most.contains(&1));
+    }
+
+    /// The largest word once gave 1, whose noise is infinite: that token won, whatever its logit.
+    #[test]
+    fn noise_is_finite_for_every_word() {
+        for bits in [0, 1, u32::MAX >> 1, u32::MAX - (1 << 9), u32::MAX] {
+            let uniform = uniform(bits);
+            assert!(uniform > 0.0 && uniform < 1.0, "{bits}: {uniform}");
+        }
     }
 
     #[test]

@@ -2,12 +2,12 @@ use super::portable::greedy_kernel;
 use crate::check::{Check, I32};
 use crate::error::KernelError;
 use crate::launcher::Launcher;
-use crate::reduce::RowUnits;
+use crate::reduce::{ARG_MAX_BYTES, RowUnits};
 use crate::tensor::TensorRef;
 
 /// Finds the largest logit of each row; among equals the lowest id.
 ///
-/// NaN never wins; a row of nothing but NaN gives 0.
+/// A row that holds NaN or plus infinity, or nothing above minus infinity, gives −1.
 ///
 /// # Shapes
 /// - `logits`: `[num_rows, vocab_size]`, f32 | f16 | bf16, last axis contiguous, at least one
@@ -32,7 +32,7 @@ pub fn greedy(launcher: &Launcher, logits: &TensorRef, ids: &TensorRef) -> Resul
     }
 
     let n = launcher.vector_size(dtype, &[vocab_size], &[logits]);
-    let form = RowUnits::for_rows(launcher.facts(), vocab_size / n);
+    let form = RowUnits::for_long_rows(launcher.facts(), vocab_size / n, ARG_MAX_BYTES);
     let grid = form.grid(launcher.facts(), num_rows);
     let (count, dim, address) = launcher.topology(check, grid, n, &[logits])?;
     // SAFETY: both tensors lie in their buffers, the output overlaps nothing, surplus units end

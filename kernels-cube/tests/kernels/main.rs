@@ -3,7 +3,7 @@
 //! - `arith.rs`, `random.rs`: dtypes and their rounding, reproducible numbers
 //! - `place.rs`: tensors on the device in any layout, with poison around them
 //! - `compare.rs`: the one comparison
-//! - `attention/`, `cache.rs`, `norm.rs`, `rotary.rs`, `rows.rs`: one file per op or pair of ops
+//! - `attention/`, `cache.rs`, `merge.rs`, `norm.rs`, `rotary.rs`, `rows.rs`, `sample.rs`: the ops
 //! - `refuse.rs`: what is refused before a launch
 #![cfg(any(feature = "cpu", feature = "cuda"))]
 #![allow(clippy::print_stdout, reason = "tests say how many cases they ran")]
@@ -13,9 +13,11 @@ mod attention;
 mod bf16;
 mod cache;
 mod compare;
+mod merge;
 mod norm;
 mod place;
 mod random;
 mod refuse;
 mod rotary;
 mod rows;
+mod sample;

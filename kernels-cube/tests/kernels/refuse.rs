@@ -1,8 +1,9 @@
 //! What is refused before a launch, and what launches nothing.
 
 use burn_paged_kernels::{
-    AttentionOptions, DeviceFacts, KernelError, Keys, Launcher, RotaryTable, TensorRef, attention,
-    embedding, gather_kv, greedy, rms_norm, rotary, silu_and_mul, store_kv,
+    AttentionOptions, DeviceFacts, KernelError, Keys, Launcher, PartialAttention, RotaryTable,
+    SAMPLE_MAX_VOCAB, SAMPLE_WORDS, TensorRef, attention, embedding, gather_kv, greedy,
+    merge_attention, rms_norm, rotary, sample, silu_and_mul, store_kv,
 };
 
 use crate::arith::Dtype;
@@ -177,6 +178,61 @@ fn attention_refuses_what_it_cannot_honour() {
 }
 
 #[test]
+fn sampling_checks_its_options_and_its_columns() {
+    let on = &launcher();
+    let ids = ints(on, &[3], &[0; 3]);
+    let words = |rows: usize, words: usize| ints(on, &[rows, words], &vec![0; rows * words]);
+    let run = |columns: usize, options: &TensorRef| {
+        let logits = zeros(on, Dtype::F32, &[3, columns]);
+        sample(on, &logits, options, &ids)
+    };
+    run(5, &words(3, SAMPLE_WORDS)).unwrap();
+    invalid(run(5, &words(2, SAMPLE_WORDS)), "expected [3, 8]");
+    invalid(run(5, &words(3, 7)), "expected [3, 8]");
+    invalid(run(0, &words(3, SAMPLE_WORDS)), "0 columns");
+    let wide = run(SAMPLE_MAX_VOCAB + 1, &words(3, SAMPLE_WORDS));
+    assert!(
+        matches!(wide, Err(KernelError::Unsupported { .. })),
+        "{wide:?}"
+    );
+}
+
+#[test]
+fn parts_to_merge_must_agree() {
+    let on = &launcher();
+    let f32 = |shape: &[usize]| zeros(on, Dtype::F32, shape);
+    let (out, lse) = (f32(&[3, 2, 8]), f32(&[3, 2]));
+    fn part<'a>(out: &'a TensorRef, lse: &'a TensorRef) -> PartialAttention<'a> {
+        PartialAttention { out, lse }
+    }
+    let (other_out, other_lse) = (f32(&[3, 2, 8]), f32(&[3, 2]));
+    let a = part(&other_out, &other_lse);
+    let merged = part(&out, &lse);
+    merge_attention(on, a, a, merged).unwrap();
+    invalid(
+        merge_attention(on, a, part(&f32(&[3, 2, 7]), &other_lse), merged),
+        "b.out has shape [3, 2, 7]",
+    );
+    invalid(
+        merge_attention(on, a, part(&other_out, &f32(&[3, 1])), merged),
+        "b.lse has shape [3, 1]",
+    );
+    let half = zeros(on, Dtype::F16, &[3, 2]);
+    invalid(
+        merge_attention(on, part(&other_out, &half), a, merged),
+        "a.lse is f16",
+    );
+    invalid(
+        merge_attention(on, a, a, part(&other_out, &lse)),
+        "out shares memory with a.out",
+    );
+    invalid(
+        merge_attention(on, a, a, part(&out, &other_lse)),
+        "lse shares memory with a.lse",
+    );
+}
+
+#[test]
 fn caches_are_checked() {
     let on = &launcher();
     let k = zeros(on, Dtype::F32, &[1, 1, 8]);
@@ -255,6 +311,16 @@ fn empty_inputs_are_legal() {
     rms_norm(on, &f32(&[0, 8]), &f32(&[8]), 1e-5, &f32(&[0, 8])).unwrap();
     silu_and_mul(on, &f32(&[0, 16]), &f32(&[0, 8])).unwrap();
     greedy(on, &f32(&[0, 8]), &none).unwrap();
+    sample(on, &f32(&[0, 8]), &i32(&[0, SAMPLE_WORDS]), &none).unwrap();
+    let (parts, sums) = (
+        [(); 3].map(|()| f32(&[0, 2, 8])),
+        [(); 3].map(|()| f32(&[0, 2])),
+    );
+    let [a, b, merged] = [0, 1, 2].map(|i| PartialAttention {
+        out: &parts[i],
+        lse: &sums[i],
+    });
+    merge_attention(on, a, b, merged).unwrap();
     embedding(on, &f32(&[5, 8]), &none, &f32(&[0, 8])).unwrap();
     let rope = RotaryTable {
         positions: &none,

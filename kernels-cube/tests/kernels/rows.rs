@@ -129,21 +129,23 @@ fn greedy_takes_the_lowest_of_the_largest() {
     println!("greedy: {count} cases");
 }
 
-/// Few distinct values, so that ties are the rule; some rows with NaN, −inf and both.
+/// Few distinct values, so that ties are the rule; some rows broken, some with −inf.
 fn greedy_case(launcher: &Launcher, rows: usize, vocab: usize, dtype: Dtype, layout: Layout) {
     let mut random = Random::new((rows * vocab) as u64);
     let mut logits: Vec<f64> = (0..rows * vocab)
         .map(|_| random.below(40) as f64 - 60.0)
         .collect();
     for (index, row) in logits.chunks_exact_mut(vocab).enumerate() {
-        for x in row.iter_mut().filter(|_| index % 3 == 1) {
-            if random.below(2) == 0 {
-                *x = f64::NAN;
+        match index % 7 {
+            1 => row[random.below(vocab)] = f64::NAN,
+            2 => row[random.below(vocab)] = f64::INFINITY,
+            3 => row.fill(f64::NEG_INFINITY),
+            4 => {
+                row.fill(f64::NEG_INFINITY);
+                row[vocab - 1] = dtype.round(-1e4);
             }
-        }
-        if index % 5 == 4 {
-            row.fill(f64::NEG_INFINITY);
-            row[..vocab / 2].fill(f64::NAN);
+            5 => row[random.below(vocab)] = f64::NEG_INFINITY,
+            _ => {}
         }
     }
     let logits_on = Placed::new(launcher, dtype, &[rows, vocab], layout, &logits);
@@ -162,18 +164,20 @@ fn greedy_case(launcher: &Launcher, rows: usize, vocab: usize, dtype: Dtype, lay
 }
 
 fn lowest_of_the_largest(row: &[f64]) -> i32 {
-    let largest = row.iter().copied().filter(|x| !x.is_nan()).reduce(f64::max);
-    largest.map_or(0, |largest| {
-        row.iter().position(|&x| x == largest).unwrap() as i32
-    })
+    let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let is_sound = row.iter().all(|&x| x < f64::INFINITY) && largest > f64::NEG_INFINITY;
+    match is_sound {
+        true => row.iter().position(|&x| x == largest).unwrap() as i32,
+        false => -1,
+    }
 }
 
 #[test]
-fn greedy_on_rows_without_a_number_gives_zero() {
+fn greedy_on_rows_without_a_number_gives_none() {
     for launcher in launchers() {
         let logits = Placed::poison(&launcher, Dtype::F32, &[3, 20], Layout::Dense);
         let ids = ints(&launcher, &[3], &[-7; 3]);
         greedy(&launcher, &logits.tensor, &ids).unwrap();
-        assert_eq!(read_ints(&launcher, &ids), [0; 3]);
+        assert_eq!(read_ints(&launcher, &ids), [-1; 3]);
     }
 }

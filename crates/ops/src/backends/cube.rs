@@ -9,7 +9,9 @@ use burn_cubecl::{
     CubeBackend, kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype,
     tensor::CubeTensor,
 };
-use burn_paged_kernels::{self as kernels, KernelError, Keys, Launcher, TensorRef};
+use burn_paged_kernels::{
+    self as kernels, KernelError, Keys, Launcher, PartialAttention, TensorRef,
+};
 
 use crate::{AttentionOptions, ops::InferenceOps};
 
@@ -185,6 +187,34 @@ impl InferenceOps for CubeBackend {
         attend(q, cu_seqlens_q, keys, options)
     }
 
+    fn merge_attention(
+        a_out: FloatTensor<Self>,
+        a_lse: FloatTensor<Self>,
+        b_out: FloatTensor<Self>,
+        b_lse: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (a_out, a_lse) = (rows(a_out), flat(a_lse));
+        let (b_out, b_lse) = (rows(b_out), flat(b_lse));
+        let out = output(&a_out, a_out.meta.shape().clone(), a_out.dtype);
+        let lse = output(&a_out, a_lse.meta.shape().clone(), a_lse.dtype);
+        launched(kernels::merge_attention(
+            &launcher(&a_out),
+            PartialAttention {
+                out: &tensor_ref(&a_out),
+                lse: &tensor_ref(&a_lse),
+            },
+            PartialAttention {
+                out: &tensor_ref(&b_out),
+                lse: &tensor_ref(&b_lse),
+            },
+            PartialAttention {
+                out: &tensor_ref(&out),
+                lse: &tensor_ref(&lse),
+            },
+        ));
+        (out, lse)
+    }
+
     fn rms_norm(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -303,6 +333,29 @@ impl InferenceOps for CubeBackend {
             &tensor_ref(&out),
         ));
         out
+    }
+
+    fn greedy(logits: FloatTensor<Self>) -> IntTensor<Self> {
+        let logits = rows(logits);
+        let ids = output(&logits, Shape::new([logits.meta.shape()[0]]), DType::I32);
+        launched(kernels::greedy(
+            &launcher(&logits),
+            &tensor_ref(&logits),
+            &tensor_ref(&ids),
+        ));
+        ids
+    }
+
+    fn sample(logits: FloatTensor<Self>, options: IntTensor<Self>) -> IntTensor<Self> {
+        let (logits, options) = (rows(logits), flat(options));
+        let ids = output(&logits, Shape::new([logits.meta.shape()[0]]), DType::I32);
+        launched(kernels::sample(
+            &launcher(&logits),
+            &tensor_ref(&logits),
+            &tensor_ref(&options),
+            &tensor_ref(&ids),
+        ));
+        ids
     }
 }
 

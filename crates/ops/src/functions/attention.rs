@@ -1,6 +1,6 @@
 //! Attention over packed keys, over the paged cache, and the merge of partial results.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use crate::{AttentionMetadata, AttentionOptions, CuSeqlens, LayerKv, check, ops, reference};
 
@@ -162,6 +162,9 @@ pub fn paged_attention_with_lse(
 /// # Shapes
 /// - `a`, `b`: the same shapes, see [`AttentionOutput`]
 ///
+/// # Numerics
+/// In f32, one rounding to the dtype at the end.
+///
 /// # Panics
 /// If shapes or dtypes differ.
 pub fn merge_attention(a: AttentionOutput, b: AttentionOutput) -> AttentionOutput {
@@ -182,6 +185,12 @@ pub fn merge_attention(a: AttentionOutput, b: AttentionOutput) -> AttentionOutpu
         a.lse.dims()
     );
     check::same_dtype(OP, ("a", a.out.dtype()), ("b", b.out.dtype()));
+    check::float_dtype(OP, "a", a.out.dtype());
+    check::same_dtype(OP, ("lse", DType::F32), ("the lse of a", a.lse.dtype()));
+    check::same_dtype(OP, ("lse", DType::F32), ("the lse of b", b.lse.dtype()));
     check::same_device(OP, ("a", &a.out), ("b", &b.out));
+    if !a.out.dims().contains(&0) && ops::has_implementation(&a.out.device()) {
+        return ops::merge_attention(a, b);
+    }
     reference::merge_attention(a, b)
 }

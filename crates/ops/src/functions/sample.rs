@@ -2,7 +2,7 @@
 
 use burn::tensor::{Int, Tensor};
 
-use crate::{SamplingOptions, check, reference};
+use crate::{SamplingOptions, check, ops, reference};
 
 /// Index of the largest logit of each row, the lowest on ties; -1 for a row that holds NaN or plus infinity, or minus
 /// infinity alone.
@@ -15,6 +15,9 @@ use crate::{SamplingOptions, check, reference};
 /// If the dtype is not a supported float.
 pub fn greedy(logits: Tensor<2>) -> Tensor<1, Int> {
     check::float_dtype("greedy", "logits", logits.dtype());
+    if !logits.dims().contains(&0) && ops::has_implementation(&logits.device()) {
+        return ops::greedy(logits);
+    }
     reference::greedy(logits)
 }
 
@@ -26,6 +29,10 @@ pub fn greedy(logits: Tensor<2>) -> Tensor<1, Int> {
 /// - `options`: one per row
 /// - returns: `[num_rows]` i32
 ///
+/// # Numerics
+/// On a device logarithms and sums are rounded in another way than on the host: where two tokens score the same up to
+/// that, or a token lies on the edge of a filter up to that, the other may be taken.
+///
 /// # Panics
 /// If the number of options differs from the number of rows.
 pub fn sample(logits: Tensor<2>, options: &[SamplingOptions]) -> Tensor<1, Int> {
@@ -36,5 +43,8 @@ pub fn sample(logits: Tensor<2>, options: &[SamplingOptions]) -> Tensor<1, Int> 
         logits.dims()[0],
         options.len()
     );
+    if !logits.dims().contains(&0) && ops::has_sample(&logits) {
+        return ops::sample(logits, options);
+    }
     reference::sample(logits, options)
 }

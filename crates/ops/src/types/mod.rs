@@ -18,5 +18,6 @@ pub use cache::{CacheError, CacheGeometry, LayerKv, PagedKvCache};
 pub use metadata::{
     AttentionMetadata, BlockTable, CuSeqlens, MetadataError, SequenceLengths, SlotMapping,
 };
+pub(crate) use options::SAMPLING_WORDS;
 pub use options::{AttentionOptions, SamplingOptions};
 pub use rotary::RotaryTable;

@@ -118,9 +118,64 @@ impl Default for SamplingOptions {
     }
 }
 
+/// 32-bit words of [`SamplingOptions`] on a device.
+pub(crate) const SAMPLING_WORDS: usize = 8;
+
+impl SamplingOptions {
+    /// One row of the options tensor, in the order that `burn_paged_kernels::sample` documents.
+    pub(crate) fn to_words(self) -> [i32; SAMPLING_WORDS] {
+        let float = |value: f32| value.to_bits() as i32;
+        [
+            float(self.temperature),
+            // No vocabulary is as large as the largest.
+            i32::try_from(self.top_k).unwrap_or(i32::MAX),
+            float(self.top_p),
+            float(self.min_p),
+            self.seed as i32,
+            (self.seed >> 32) as i32,
+            self.draw as i32,
+            0,
+        ]
+    }
+
+    /// The options of one row of the options tensor. Of `draw` only the low half is kept, which is all that a draw uses.
+    #[cfg(feature = "flex")]
+    pub(crate) fn from_words(words: [i32; SAMPLING_WORDS]) -> Self {
+        let float = |word: i32| f32::from_bits(word as u32);
+        let half = |word: i32| u64::from(word as u32);
+        Self {
+            temperature: float(words[0]),
+            top_k: usize::try_from(words[1]).unwrap_or(0),
+            top_p: float(words[2]),
+            min_p: float(words[3]),
+            seed: half(words[4]) | (half(words[5]) << 32),
+            draw: half(words[6]),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(feature = "flex")]
+    #[test]
+    fn words_give_the_options_back() {
+        let options = SamplingOptions {
+            temperature: 0.7,
+            top_k: 40,
+            top_p: 0.9,
+            min_p: 0.05,
+            seed: 0xfedc_ba98_7654_3210,
+            draw: 0x8000_0001,
+        };
+        assert_eq!(SamplingOptions::from_words(options.to_words()), options);
+        let all = SamplingOptions {
+            top_k: usize::MAX,
+            ..options
+        };
+        assert_eq!(all.to_words()[1], i32::MAX);
+    }
 
     #[test]
     fn visible_keys_are_aligned_at_the_bottom_right() {

@@ -15,7 +15,7 @@ use super::{
 const PARALLEL_ELEMENTS: usize = 1 << 15;
 
 /// Builds `[rows, width]` by one call of `row` per row, in parallel where that pays.
-fn by_rows<E: FlexElement>(
+pub(super) fn by_rows<E: FlexElement>(
     rows: usize,
     width: usize,
     row: impl Fn(usize, &mut [E]) + Sync,

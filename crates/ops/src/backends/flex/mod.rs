@@ -5,13 +5,17 @@
 //! - `simd.rs`: dot products, `exp`, and the dispatch to the machine's vector width
 //! - `attention.rs`: one tiled online-softmax attention for packed and paged keys
 //! - `linear.rs`: matrix products with few rows
+//! - `merge.rs`: two results of attention into one
 //! - `cache.rs`, `layer.rs`: store and gather; norms, rotary, SiLU
+//! - `sample.rs`: logits to token ids
 
 mod attention;
 mod cache;
 mod element;
 mod layer;
 mod linear;
+mod merge;
+mod sample;
 mod simd;
 mod view;
 
@@ -105,6 +109,18 @@ impl InferenceOps for Flex {
         )
     }
 
+    fn merge_attention(
+        a_out: FloatTensor<Self>,
+        a_lse: FloatTensor<Self>,
+        b_out: FloatTensor<Self>,
+        b_lse: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        use merge::merge;
+        let (lse, shares) = merge::shares(&a_lse, &b_lse);
+        let out = with_element!(a_out.dtype(), merge(&a_out, &b_out, &shares));
+        (out, lse)
+    }
+
     fn rms_norm(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -160,5 +176,15 @@ impl InferenceOps for Flex {
 
     fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         linear::linear(x, weight)
+    }
+
+    fn greedy(logits: FloatTensor<Self>) -> IntTensor<Self> {
+        use sample::greedy;
+        with_element!(logits.dtype(), greedy(&logits))
+    }
+
+    fn sample(logits: FloatTensor<Self>, options: IntTensor<Self>) -> IntTensor<Self> {
+        use sample::sample;
+        with_element!(logits.dtype(), sample(&logits, &options))
     }
 }

@@ -65,6 +65,13 @@ pub(super) fn from_vec<E: FlexElement>(values: Vec<E>, shape: impl Into<Shape>) 
     FlexTensor::new(bytes, Layout::contiguous(shape.into()), E::dtype())
 }
 
+/// An i32 tensor of one axis.
+pub(super) fn from_indices(values: Vec<i32>) -> FlexTensor {
+    let shape = Shape::new([values.len()]);
+    let bytes = burn::tensor::Bytes::from_elems(values);
+    FlexTensor::new(bytes, Layout::contiguous(shape), DType::I32)
+}
+
 /// The values of a contiguous or strided i32 tensor.
 pub(super) fn indices(tensor: &FlexTensor) -> Vec<i32> {
     assert!(
