@@ -334,7 +334,7 @@ fn cube(device: &CubeDevice, batch: Batch, sets: usize) -> Result<Work<'_>, Stri
         }),
         check: Box::new(move || {
             let read = |from, len| device.read(&out, dtype, from, len);
-            let read_lse = |at| Ok(device.read(&lse, Dtype::F32, at, 1)?[0]);
+            let read_lse = |at| device.read(&lse, Dtype::F32, at, 1).map(|values| values[0]);
             batch.error(values, &read, Some(&read_lse))
         }),
         outputs,

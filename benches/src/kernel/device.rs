@@ -213,7 +213,7 @@ impl CubeDevice {
         let to = self.poisoned(&words, Dtype::F32);
         let vectors = words[0] / width;
         let planes = vectors / (dim * COPY_VECTORS * cubes_per_plane);
-        let launch = |_: usize| {
+        let launch = |_: usize| -> Result<(), String> {
             // SAFETY: both buffers hold `vectors` vectors, and the grid covers them exactly.
             unsafe {
                 copy_kernel::launch_unchecked(
@@ -223,6 +223,7 @@ impl CubeDevice {
                     width,
                     BufferArg::from_raw_parts(from.handle().clone(), vectors),
                     BufferArg::from_raw_parts(to.handle().clone(), vectors),
+                    COPY_VECTORS,
                 );
             }
             Ok(())
@@ -238,11 +239,15 @@ impl CubeDevice {
 }
 
 #[cube(launch_unchecked)]
-fn copy_kernel<N: Size>(from: &[Vector<u32, N>], to: &mut [Vector<u32, N>]) {
+fn copy_kernel<N: Size>(
+    from: &[Vector<u32, N>],
+    to: &mut [Vector<u32, N>],
+    #[comptime] per_unit: usize,
+) {
     let stride = CUBE_DIM as usize;
-    let first = CUBE_POS * stride * comptime!(COPY_VECTORS) + UNIT_POS as usize;
+    let first = CUBE_POS * stride * per_unit + UNIT_POS as usize;
     #[unroll]
-    for i in 0..comptime!(COPY_VECTORS) {
+    for i in 0..per_unit {
         to[first + i * stride] = from[first + i * stride];
     }
 }

@@ -117,7 +117,7 @@ impl Session {
         }
         let begin = std::time::Instant::now();
         // A panic of one case, in a runtime or in a kernel's launch, must not cost the others.
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<_, String> {
             let work = prepare(self)?;
             let error = self.checked(&work);
             let times = match &error {
