@@ -1,6 +1,6 @@
 //! What a device can do, as plain data: plans are pure functions of a problem and of these facts.
 
-use cubecl::features::{MmaConfig, Plane, TypeUsage};
+use cubecl::features::{MmaConfig, Plane, Tma, TypeUsage};
 use cubecl::ir::{DeviceProperties, ElemType, FloatKind};
 use cubecl::prelude::{AddressType, Client};
 
@@ -40,6 +40,8 @@ pub struct DeviceFacts {
     pub mma_f16: bool,
     /// As `mma_f16`, for bf16.
     pub mma_bf16: bool,
+    /// Whether kernels may contain instructions of NVIDIA GPUs as text: only CubeCL's CUDA C++ compiler takes them.
+    pub inline_ptx: bool,
 }
 
 impl DeviceFacts {
@@ -63,6 +65,8 @@ impl DeviceFacts {
             num_multiprocessors: hardware.num_streaming_multiprocessors,
             mma_f16: multiplies(properties, FloatKind::F16),
             mma_bf16: multiplies(properties, FloatKind::BF16),
+            // There is no property of its own; the bulk copies of CUDA come with the same compiler alone.
+            inline_ptx: properties.features.tma.contains(Tma::Base),
         }
     }
 
@@ -165,6 +169,7 @@ pub(crate) mod tests {
             num_multiprocessors: Some(132),
             mma_f16: true,
             mma_bf16: true,
+            inline_ptx: true,
         }
     }
 
@@ -186,6 +191,7 @@ pub(crate) mod tests {
             num_multiprocessors: None,
             mma_f16: false,
             mma_bf16: false,
+            inline_ptx: false,
         }
     }
 

@@ -33,7 +33,6 @@ pub(super) struct BatchShape {
 pub(super) struct ScoreParams {
     pub(super) scale: f32,
     pub(super) softcap: f32,
-    pub(super) window: i32,
 }
 
 /// How the keys of a row are dealt to the parts of a split call.
@@ -113,7 +112,7 @@ pub(super) fn sequence_keys(
 
 /// The row of K and V that holds a position of a sequence, or -1 if its block is none of the cache's.
 ///
-/// `block_log2` is the logarithm of the block size where that is a power of two: a division less.
+/// `block_log2` is the logarithm of the block size where that is a power of two, `by_shift`: a division less.
 #[cube]
 pub(super) fn key_row(
     table: &BlockTableShape,
@@ -121,15 +120,16 @@ pub(super) fn key_row(
     sequence: usize,
     keys_begin: i32,
     position: i32,
+    block_log2: u32,
     #[comptime] source: KeySource,
-    #[comptime] block_log2: Option<u32>,
+    #[comptime] by_shift: bool,
 ) -> i32 {
     if comptime!(source == KeySource::Packed) {
         keys_begin + position
     } else {
         let at = position as usize;
-        let column = if comptime!(block_log2.is_some()) {
-            at >> comptime!(block_log2.unwrap_or(0) as usize)
+        let column = if comptime!(by_shift) {
+            at >> block_log2 as usize
         } else {
             at / table.block_size
         };
@@ -186,14 +186,15 @@ mod tests {
             num_blocks: 9,
         };
         let entries = [0, 0, 0, 5, -1, 9];
-        for log2 in [None, Some(3)] {
-            let row = |position| key_row(&table, &entries, 1, 0, position, KeySource::Paged, log2);
+        for by_shift in [false, true] {
+            let row = |position| {
+                let source = KeySource::Paged;
+                key_row(&table, &entries, 1, 0, position, 3, source, by_shift)
+            };
             assert_eq!([row(0), row(7), row(8), row(16)], [40, 47, -1, -1]);
         }
-        assert_eq!(
-            key_row(&table, &entries, 1, 7, 3, KeySource::Packed, None),
-            10
-        );
+        let packed = key_row(&table, &entries, 1, 7, 3, 0, KeySource::Packed, false);
+        assert_eq!(packed, 10);
     }
 
     #[test]

@@ -1,4 +1,5 @@
 use super::keys::{BatchShapeLaunch, KeySource, ScoreParamsLaunch, SplitsLaunch};
+use super::mask::{MaskBoundsLaunch, NO_WINDOW};
 use super::merge::merge_kernel;
 use super::mma::MmaSpec;
 use super::mma_decode::mma_decode_kernel;
@@ -351,8 +352,6 @@ fn launch(
     let n = plan.vector_size;
     let tensors = [*q, source.k, source.v, *out];
     let (count, dim, address) = launcher.topology(check, plan.grid, n, &tensors)?;
-    // A wider window hides nothing, and positions less a window must not wrap.
-    let window = options.window.filter(|&window| window < 1 << 30);
     let batch = BatchShapeLaunch::new(
         problem.num_tokens,
         problem.num_seqs,
@@ -360,25 +359,22 @@ fn launch(
         problem.num_heads / problem.num_kv_heads,
         source.max_keys,
     );
-    let params = ScoreParamsLaunch::new(
-        options.scale,
-        options.softcap.unwrap_or(1.0),
-        window.map_or(0, |window| window as i32),
-    );
+    let params = ScoreParamsLaunch::new(options.scale, options.softcap.unwrap_or(1.0));
+    let window = options.window.map_or(NO_WINDOW, |window| {
+        i32::try_from(window).unwrap_or(NO_WINDOW).min(NO_WINDOW)
+    });
+    let bounds = MaskBoundsLaunch::new(u32::from(options.causal), window);
     // Longer parts hold every key, and the end of a part must not wrap.
     let splits = SplitsLaunch::new(plan.num_splits, plan.fixed_split.min(1 << 30) as i32);
     let dtypes = [problem.dtype, out.dtype()];
+    let block_log2 = source.table.block_size.max(1).ilog2();
     let mma_spec = MmaSpec {
         keys: source.kind,
         head_dim: problem.head_dim,
-        causal: options.causal,
-        windowed: window.is_some(),
         softcapped: options.softcap.is_some(),
-        block_log2: source
-            .table
-            .block_size
-            .is_power_of_two()
-            .then(|| source.table.block_size.ilog2()),
+        scaled_first: options.softcap.is_some() || options.scale <= 0.0,
+        inline_ptx: launcher.facts().inline_ptx,
+        by_shift: source.table.block_size.is_power_of_two(),
     };
     // SAFETY: every tensor lies in its buffer, lengths and blocks are tested against the tables and
     // the keys, the outputs overlap nothing, and surplus units end first, all those of a cube together
@@ -406,13 +402,12 @@ fn launch(
                 source.table.arg(),
                 batch,
                 params,
+                bounds,
                 splits,
                 PortableSpec {
                     keys: source.kind,
                     head_vectors: problem.head_dim / n,
                     unroll: plan.unroll,
-                    causal: options.causal,
-                    windowed: window.is_some(),
                     softcapped: options.softcap.is_some(),
                 },
                 dtypes,
@@ -437,8 +432,10 @@ fn launch(
                 source.table.arg(),
                 batch,
                 params,
+                bounds,
                 splits,
                 plan.num_cubes,
+                block_log2,
                 mma_spec,
                 dtypes,
             ),
@@ -463,8 +460,10 @@ fn launch(
                 source.table.arg(),
                 batch,
                 params,
+                bounds,
                 splits,
                 plan.num_cubes,
+                block_log2,
                 mma_spec,
                 dtypes,
             ),

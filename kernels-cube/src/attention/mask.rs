@@ -9,35 +9,32 @@ pub(super) struct KeyRange {
     pub(super) len: i32,
 }
 
+/// What bounds the keys of a row. Known when a kernel runs, so that one kernel serves all masks: a row asks once.
+#[derive(CubeType, CubeLaunch, Clone, Copy, Debug)]
+pub(super) struct MaskBounds {
+    /// Whether later keys are hidden: 0 or 1.
+    pub(super) causal: u32,
+    /// Positions that a row sees, its own included; [`NO_WINDOW`] for all.
+    pub(super) window: i32,
+}
+
+/// A window that hides nothing, and that positions less it do not wrap.
+pub(super) const NO_WINDOW: i32 = 1 << 30;
+
 /// The keys that row `row` of a sequence sees.
 ///
 /// The last row of a sequence stands at its last key, whatever the number of rows: the mask is
 /// aligned at the bottom right. Rows may stand before the first key; causal ones then see nothing.
 #[cube]
-#[allow(
-    clippy::collapsible_if,
-    reason = "the outer condition is decided when compiling a kernel"
-)]
-pub(super) fn visible_keys(
-    row: i32,
-    q_len: i32,
-    kv_len: i32,
-    window: i32,
-    #[comptime] causal: bool,
-    #[comptime] windowed: bool,
-) -> KeyRange {
+pub(super) fn visible_keys(row: i32, q_len: i32, kv_len: i32, bounds: &MaskBounds) -> KeyRange {
     let position = row + kv_len - q_len;
     let mut first = 0i32.runtime();
     let mut end = kv_len;
-    if comptime!(causal) {
-        if position + 1 < end {
-            end = position + 1;
-        }
+    if bounds.causal != 0 && position + 1 < end {
+        end = position + 1;
     }
-    if comptime!(windowed) {
-        if position - window + 1 > first {
-            first = position - window + 1;
-        }
+    if position - bounds.window + 1 > first {
+        first = position - bounds.window + 1;
     }
     let mut len = end - first;
     if len < 0 {
@@ -51,7 +48,11 @@ mod tests {
     use super::*;
 
     fn seen(row: i32, q_len: i32, kv_len: i32, window: i32, causal: bool) -> Vec<i32> {
-        let range = visible_keys(row, q_len, kv_len, window, causal, window > 0);
+        let bounds = MaskBounds {
+            causal: u32::from(causal),
+            window: if window > 0 { window } else { NO_WINDOW },
+        };
+        let range = visible_keys(row, q_len, kv_len, &bounds);
         (range.first..range.first + range.len).collect()
     }
 

@@ -20,7 +20,7 @@ use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
 use super::keys::{BatchShape, KeySource, ScoreParams, SequenceKeys, Splits, sequence_keys};
-use super::mask::{KeyRange, visible_keys};
+use super::mask::{KeyRange, MaskBounds, visible_keys};
 
 /// Elements of a vector: 16 bytes of f16 or bf16.
 pub(super) const VECTOR: usize = 8;
@@ -30,11 +30,13 @@ pub(super) const VECTOR: usize = 8;
 pub(super) struct MmaSpec {
     pub(super) keys: KeySource,
     pub(super) head_dim: usize,
-    pub(super) causal: bool,
-    pub(super) windowed: bool,
     pub(super) softcapped: bool,
-    /// Logarithm of the block size, where it is a power of two.
-    pub(super) block_log2: Option<u32>,
+    /// Whether scores are scaled before the largest is taken: with a softcap, or where the scale would turn their order.
+    pub(super) scaled_first: bool,
+    /// Whether powers of two are taken by an instruction of NVIDIA GPUs.
+    pub(super) inline_ptx: bool,
+    /// Whether the block size is a power of two.
+    pub(super) by_shift: bool,
 }
 
 impl MmaSpec {
@@ -137,22 +139,9 @@ impl RowTile {
     }
 
     /// The keys that a row sees; none if the row is not one of the sequence's.
-    pub(super) fn visible(
-        &self,
-        row: i32,
-        batch: &BatchShape,
-        params: &ScoreParams,
-        #[comptime] spec: MmaSpec,
-    ) -> KeyRange {
+    pub(super) fn visible(&self, row: i32, batch: &BatchShape, bounds: &MaskBounds) -> KeyRange {
         let token = (self.first + row) / batch.group_size as i32;
-        let mut range = visible_keys(
-            token,
-            self.q_len,
-            self.keys.len,
-            params.window,
-            spec.causal,
-            spec.windowed,
-        );
+        let mut range = visible_keys(token, self.q_len, self.keys.len, bounds);
         if !self.has(row) {
             range.len = 0i32.runtime();
         }
@@ -166,15 +155,14 @@ impl RowTile {
         from: i32,
         to: i32,
         batch: &BatchShape,
-        params: &ScoreParams,
-        #[comptime] spec: MmaSpec,
+        bounds: &MaskBounds,
     ) -> KeyRange {
         let mut last = to - 1;
         if self.num_rows - self.first - 1 < last {
             last = self.num_rows - self.first - 1;
         }
-        let low = self.visible(from, batch, params, spec);
-        let high = self.visible(last, batch, params, spec);
+        let low = self.visible(from, batch, bounds);
+        let high = self.visible(last, batch, bounds);
         let mut len = high.first + high.len - low.first;
         if len < 0 || last < from {
             len = 0i32.runtime();
@@ -190,13 +178,12 @@ impl RowTile {
         &self,
         rows: i32,
         batch: &BatchShape,
-        params: &ScoreParams,
+        bounds: &MaskBounds,
         splits: &Splits,
         split: usize,
-        #[comptime] spec: MmaSpec,
     ) -> KeyRange {
         splits.part(
-            self.visible_to_rows(0i32.runtime(), rows, batch, params, spec),
+            self.visible_to_rows(0i32.runtime(), rows, batch, bounds),
             split,
         )
     }
@@ -211,16 +198,25 @@ pub(super) fn pair<F: Float>(low: F, high: F) -> Vector<F, Const<2>> {
     pair
 }
 
-/// Elements `2 · at` and `2 · at + 1` of a vector.
+/// A register of two elements, from the bits that it was loaded as.
+///
+/// What is loaded ahead is kept as 32-bit words: elements of 16 bits would be taken apart where a load is conditional, and
+/// so waited for.
 #[cube]
-pub(super) fn pair_of<F: Float>(
-    vector: Vector<F, Const<8>>,
-    #[comptime] at: usize,
-) -> Vector<F, Const<2>> {
-    pair::<F>(
-        vector.extract(comptime!(2 * at)),
-        vector.extract(comptime!(2 * at + 1)),
-    )
+pub(super) fn as_pair<F: Float>(bits: u32) -> Vector<F, Const<2>> {
+    Vector::<F, Const<2>>::reinterpret(bits)
+}
+
+/// The low halves of two words, the first one lower.
+#[cube]
+pub(super) fn low_halves(first: u32, second: u32) -> u32 {
+    (first & 0xffff) | (second << 16)
+}
+
+/// The high halves of two words, the first one lower.
+#[cube]
+pub(super) fn high_halves(first: u32, second: u32) -> u32 {
+    (first >> 16) | (second & 0xffff_0000)
 }
 
 /// `c += a · b`
@@ -248,14 +244,67 @@ pub(super) fn zero_fragments(#[comptime] count: usize) -> Sequence<Array<Vector<
     fragments
 }
 
-/// The score of a dot product.
+/// What is left to multiply a score with, after [`score`], before [`power`] is taken of it.
 #[cube]
-pub(super) fn score(dot: f32, params: &ScoreParams, #[comptime] softcapped: bool) -> f32 {
-    let mut score = dot * params.scale;
-    if comptime!(softcapped) {
-        score = params.softcap * (score / params.softcap).tanh();
+pub(super) fn exponent_factor(params: &ScoreParams, #[comptime] spec: MmaSpec) -> f32 {
+    let mut factor = params.scale;
+    if comptime!(spec.scaled_first) {
+        factor = 1.0f32.runtime();
     }
-    score
+    if comptime!(spec.inline_ptx) {
+        factor *= std::f32::consts::LOG2_E;
+    }
+    factor
+}
+
+/// The score of a dot product, as far as it must be known to find the largest.
+#[cube]
+pub(super) fn score(dot: f32, params: &ScoreParams, #[comptime] spec: MmaSpec) -> f32 {
+    if comptime!(spec.softcapped) {
+        let scaled = dot * params.scale;
+        params.softcap * (scaled / params.softcap).tanh()
+    } else if comptime!(spec.scaled_first) {
+        dot * params.scale
+    } else {
+        dot
+    }
+}
+
+/// `e^x`, or `2^x` where the factor of the exponent has log2(e) in it.
+#[cube]
+pub(super) fn power(x: f32, #[comptime] spec: MmaSpec) -> f32 {
+    if comptime!(spec.inline_ptx) {
+        let y: f32;
+        gpu_asm!("ex2.approx.ftz.f32 {}, {};", out(_) y, in(_) x, options(pure, nomem));
+        y
+    } else {
+        x.exp()
+    }
+}
+
+/// What the exponents of a row are counted from: its largest score, or 0 as long as it has none.
+#[cube]
+pub(super) fn exponent_base(max: f32, factor: f32) -> f32 {
+    select(max == f32::min_value(), 0.0f32, max * factor)
+}
+
+/// The natural logarithm of the sum of the exponentials of a row.
+#[cube]
+pub(super) fn log_sum_exp(
+    max: f32,
+    sum: f32,
+    params: &ScoreParams,
+    #[comptime] spec: MmaSpec,
+) -> f32 {
+    let mut value = f32::NEG_INFINITY.runtime();
+    if sum != 0.0 {
+        let mut largest = max;
+        if comptime!(!spec.scaled_first) {
+            largest = max * params.scale;
+        }
+        value = largest + sum.ln();
+    }
+    value
 }
 
 /// The largest of the four units that share a row of C.

@@ -19,8 +19,10 @@
 use cubecl::prelude::*;
 
 use super::keys::{BatchShape, ScoreParams, Splits, key_row};
+use super::mask::MaskBounds;
 use super::mma::{
-    MmaSpec, multiply_add, pair, pair_of, row_max, row_tile, row_total, score, zero_fragments,
+    MmaSpec, as_pair, exponent_base, exponent_factor, high_halves, log_sum_exp, low_halves,
+    multiply_add, pair, power, row_max, row_tile, row_total, score, zero_fragments,
 };
 use crate::layout::HeadLayout;
 use crate::paged::BlockTableShape;
@@ -39,9 +41,9 @@ const ROUND: usize = PLANES * GROUP;
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn mma_decode_kernel<F: Float, O: Float>(
-    q: &[Vector<F, Const<8>>],
-    k: &[Vector<F, Const<8>>],
-    v: &[Vector<F, Const<8>>],
+    q: &[Vector<u32, Const<4>>],
+    k: &[Vector<u32, Const<4>>],
+    v: &[Vector<u32, Const<4>>],
     cu_seqlens_q: &[i32],
     kv_lens: &[i32],
     block_table: &[i32],
@@ -54,8 +56,10 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
     table: BlockTableShape,
     batch: BatchShape,
     params: ScoreParams,
+    bounds: MaskBounds,
     splits: Splits,
     num_cubes: usize,
+    block_log2: u32,
     #[comptime] spec: MmaSpec,
     #[define(F, O)] _dtypes: [ElemType; 2],
 ) {
@@ -81,16 +85,16 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
     let quarter = (lane % 4) as usize;
 
     let rows = comptime!(ROWS as i32);
-    let part = tile.part(rows, &batch, &params, &splits, split, spec);
+    let part = tile.part(rows, &batch, &bounds, &splits, split);
     let begin = part.first;
     let end = part.first + part.len;
-    let low_range = tile.visible(row, &batch, &params, spec);
-    let high_range = tile.visible(row + 8, &batch, &params, spec);
+    let low_range = tile.visible(row, &batch, &bounds);
+    let high_range = tile.visible(row + 8, &batch, &bounds);
     let low_end = low_range.first + low_range.len;
     let high_end = high_range.first + high_range.len;
 
-    let mut low_query = Array::<Vector<F, Const<8>>>::new(key_chunks);
-    let mut high_query = Array::<Vector<F, Const<8>>>::new(key_chunks);
+    let mut low_query = Array::<Vector<u32, Const<4>>>::new(key_chunks);
+    let mut high_query = Array::<Vector<u32, Const<4>>>::new(key_chunks);
     #[unroll]
     for chunk in 0..key_chunks {
         let at = chunk * 4 + quarter;
@@ -114,6 +118,7 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
     let mut low_sum = 0.0f32.runtime();
     let mut high_sum = 0.0f32.runtime();
 
+    let factor = exponent_factor(&params, spec);
     let round = comptime!(ROUND as i32);
     let mut base = begin / round * round + (plane * comptime!(GROUP)) as i32;
     let in_group = (lane % 16) as i32;
@@ -125,6 +130,7 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
         base + in_group,
         begin,
         end,
+        block_log2,
         spec,
     );
     let mut next_slot = part_row(
@@ -135,12 +141,13 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
         base + round + in_group,
         begin,
         end,
+        block_log2,
         spec,
     );
-    let mut keys = Array::<Vector<F, Const<8>>>::new(comptime!(2 * key_chunks));
-    let mut values = Array::<Vector<F, Const<8>>>::new(comptime!(4 * value_chunks));
-    load_keys::<F>(k, &mut keys, slot, kv_head, &k_layout, spec);
-    load_values::<F>(v, &mut values, slot, kv_head, &v_layout, spec);
+    let mut keys = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * key_chunks));
+    let mut values = Array::<Vector<u32, Const<4>>>::new(comptime!(4 * value_chunks));
+    load_keys(k, &mut keys, slot, kv_head, &k_layout, spec);
+    load_values(v, &mut values, slot, kv_head, &v_layout, spec);
 
     while base < end {
         let mut dots = zero_fragments(2usize);
@@ -154,18 +161,18 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
                 #[unroll]
                 for step in 0..2usize {
                     let mut a = Array::<Vector<F, Const<2>>>::new(4usize);
-                    a[0usize] = pair_of::<F>(low, comptime!(2 * step));
-                    a[1usize] = pair_of::<F>(high, comptime!(2 * step));
-                    a[2usize] = pair_of::<F>(low, comptime!(2 * step + 1));
-                    a[3usize] = pair_of::<F>(high, comptime!(2 * step + 1));
+                    a[0usize] = as_pair::<F>(low.extract(comptime!(2 * step)));
+                    a[1usize] = as_pair::<F>(high.extract(comptime!(2 * step)));
+                    a[2usize] = as_pair::<F>(low.extract(comptime!(2 * step + 1)));
+                    a[3usize] = as_pair::<F>(high.extract(comptime!(2 * step + 1)));
                     let mut b = Array::<Vector<F, Const<2>>>::new(2usize);
-                    b[0usize] = pair_of::<F>(key, comptime!(2 * step));
-                    b[1usize] = pair_of::<F>(key, comptime!(2 * step + 1));
+                    b[0usize] = as_pair::<F>(key.extract(comptime!(2 * step)));
+                    b[1usize] = as_pair::<F>(key.extract(comptime!(2 * step + 1)));
                     multiply_add::<F>(&a, &b, dots.index_mut(half));
                 }
             }
         }
-        load_keys::<F>(k, &mut keys, next_slot, kv_head, &k_layout, spec);
+        load_keys(k, &mut keys, next_slot, kv_head, &k_layout, spec);
 
         // Scores, in the order (half, row, column); what a row does not see takes no part.
         let mut scores = Array::<f32>::new(8usize);
@@ -178,16 +185,8 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
                 let in_group = comptime!((8 * half + column) as u32) + 2 * (lane % 4);
                 let position = base + in_group as i32;
                 let stored = plane_shuffle(slot, in_group) >= 0;
-                let low = score(
-                    dots.index(half)[0usize].extract(column),
-                    &params,
-                    spec.softcapped,
-                );
-                let high = score(
-                    dots.index(half)[1usize].extract(column),
-                    &params,
-                    spec.softcapped,
-                );
+                let low = score(dots.index(half)[0usize].extract(column), &params, spec);
+                let high = score(dots.index(half)[1usize].extract(column), &params, spec);
                 let low_sees = stored && position >= low_range.first && position < low_end;
                 let high_sees = stored && position >= high_range.first && position < high_end;
                 let low = select(low_sees, low, f32::NEG_INFINITY);
@@ -200,8 +199,11 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
         }
         let low_best = row_max(low_best);
         let high_best = row_max(high_best);
-        let low_kept = (low_max - low_best).exp();
-        let high_kept = (high_max - high_best).exp();
+        let low_kept = power((low_max - low_best) * factor, spec);
+        let high_kept = power((high_max - high_best) * factor, spec);
+        let grown = plane_any(low_best > low_max || high_best > high_max);
+        let low_base = exponent_base(low_best, factor);
+        let high_base = exponent_base(high_best, factor);
         low_max = low_best;
         high_max = high_best;
         low_sum *= low_kept;
@@ -210,11 +212,11 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
         let mut weights = Array::<Vector<F, Const<2>>>::new(4usize);
         #[unroll]
         for half in 0..2usize {
-            // The running maximum is finite, so that minus infinity gives 0 and not NaN.
-            let low_first = (scores[comptime!(4 * half)] - low_best).exp();
-            let low_second = (scores[comptime!(4 * half + 1)] - low_best).exp();
-            let high_first = (scores[comptime!(4 * half + 2)] - high_best).exp();
-            let high_second = (scores[comptime!(4 * half + 3)] - high_best).exp();
+            // The base is finite, so that minus infinity gives 0 and not NaN.
+            let low_first = power(scores[comptime!(4 * half)] * factor - low_base, spec);
+            let low_second = power(scores[comptime!(4 * half + 1)] * factor - low_base, spec);
+            let high_first = power(scores[comptime!(4 * half + 2)] * factor - high_base, spec);
+            let high_second = power(scores[comptime!(4 * half + 3)] * factor - high_base, spec);
             low_sum += low_first + low_second;
             high_sum += high_first + high_second;
             weights[comptime!(2 * half)] = Vector::cast_from(pair::<f32>(low_first, low_second));
@@ -222,33 +224,41 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
                 Vector::cast_from(pair::<f32>(high_first, high_second));
         }
 
-        #[unroll]
-        for at in 0..comptime!(value_chunks * 8) {
-            let fragment = output.index_mut(at);
-            fragment[0usize] = fragment[0usize] * Vector::new(low_kept);
-            fragment[1usize] = fragment[1usize] * Vector::new(high_kept);
+        if grown {
+            #[unroll]
+            for at in 0..comptime!(value_chunks * 8) {
+                let fragment = output.index_mut(at);
+                fragment[0usize] = fragment[0usize] * Vector::new(low_kept);
+                fragment[1usize] = fragment[1usize] * Vector::new(high_kept);
+            }
         }
         #[unroll]
         for chunk in 0..value_chunks {
             #[unroll]
-            for column in 0..8usize {
+            for word in 0..4usize {
+                let first = values[comptime!(4 * chunk)].extract(word);
+                let second = values[comptime!(4 * chunk + 1)].extract(word);
+                let third = values[comptime!(4 * chunk + 2)].extract(word);
+                let fourth = values[comptime!(4 * chunk + 3)].extract(word);
                 let mut b = Array::<Vector<F, Const<2>>>::new(2usize);
-                b[0usize] = pair::<F>(
-                    values[comptime!(4 * chunk)].extract(column),
-                    values[comptime!(4 * chunk + 1)].extract(column),
-                );
-                b[1usize] = pair::<F>(
-                    values[comptime!(4 * chunk + 2)].extract(column),
-                    values[comptime!(4 * chunk + 3)].extract(column),
-                );
+                b[0usize] = as_pair::<F>(low_halves(first, second));
+                b[1usize] = as_pair::<F>(low_halves(third, fourth));
                 multiply_add::<F>(
                     &weights,
                     &b,
-                    output.index_mut(comptime!(8 * chunk + column)),
+                    output.index_mut(comptime!(8 * chunk + 2 * word)),
+                );
+                let mut b = Array::<Vector<F, Const<2>>>::new(2usize);
+                b[0usize] = as_pair::<F>(high_halves(first, second));
+                b[1usize] = as_pair::<F>(high_halves(third, fourth));
+                multiply_add::<F>(
+                    &weights,
+                    &b,
+                    output.index_mut(comptime!(8 * chunk + 2 * word + 1)),
                 );
             }
         }
-        load_values::<F>(v, &mut values, next_slot, kv_head, &v_layout, spec);
+        load_values(v, &mut values, next_slot, kv_head, &v_layout, spec);
 
         slot = next_slot;
         next_slot = part_row(
@@ -259,6 +269,7 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
             base + 2 * round + in_group,
             begin,
             end,
+            block_log2,
             spec,
         );
         base += round;
@@ -316,23 +327,21 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
             let mut total = Vector::<f32, Const<8>>::zeroed();
             #[unroll]
             for plane in 0..planes {
-                let weight = (all_max[plane * tile_rows + row] - max).exp();
+                let weight = power((all_max[plane * tile_rows + row] - max) * factor, spec);
                 sum += weight * all_sum[plane * tile_rows + row];
                 total +=
                     Vector::new(weight) * all_out[(plane * tile_rows + row) * head_vectors + at];
             }
             // A sum of zero means that no key was seen. A NaN must pass, so it is not compared with >.
             let mut norm = 1.0f32.runtime();
-            let mut log_sum_exp = f32::NEG_INFINITY.runtime();
             if sum != 0.0 {
                 norm = 1.0 / sum;
-                log_sum_exp = max + sum.ln();
             }
             let token = split * batch.num_tokens + tile.token(row as i32, &batch);
             let head = tile.head(row as i32, kv_head, &batch);
             out[out_layout.offset(token, head) + at] = Vector::cast_from(total * Vector::new(norm));
             if at == 0 {
-                lse[token * batch.num_heads + head] = log_sum_exp;
+                lse[token * batch.num_heads + head] = log_sum_exp(max, sum, &params, spec);
             }
         }
         work += comptime!(PLANES * 32);
@@ -350,6 +359,7 @@ fn part_row(
     position: i32,
     begin: i32,
     end: i32,
+    block_log2: u32,
     #[comptime] spec: MmaSpec,
 ) -> i32 {
     let mut row = -1i32.runtime();
@@ -360,8 +370,9 @@ fn part_row(
             sequence,
             keys_begin,
             position,
+            block_log2,
             spec.keys,
-            spec.block_log2,
+            spec.by_shift,
         );
     }
     row
@@ -369,9 +380,9 @@ fn part_row(
 
 /// Keys `g` and `g + 8` of a group, a quarter of every 32 elements; zeros for those that have no row.
 #[cube]
-fn load_keys<F: Float>(
-    k: &[Vector<F, Const<8>>],
-    keys: &mut Array<Vector<F, Const<8>>>,
+fn load_keys(
+    k: &[Vector<u32, Const<4>>],
+    keys: &mut Array<Vector<u32, Const<4>>>,
     slot: i32,
     kv_head: usize,
     layout: &HeadLayout,
@@ -403,9 +414,9 @@ fn load_keys<F: Float>(
 
 /// Values `2t`, `2t + 1`, `2t + 8` and `2t + 9` of a group, an eighth of every 64 elements.
 #[cube]
-fn load_values<F: Float>(
-    v: &[Vector<F, Const<8>>],
-    values: &mut Array<Vector<F, Const<8>>>,
+fn load_values(
+    v: &[Vector<u32, Const<4>>],
+    values: &mut Array<Vector<u32, Const<4>>>,
     slot: i32,
     kv_head: usize,
     layout: &HeadLayout,

@@ -18,8 +18,10 @@ use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
 use super::keys::{BatchShape, ScoreParams, Splits, key_row};
+use super::mask::MaskBounds;
 use super::mma::{
-    MmaSpec, RowTile, multiply_add, pair, row_max, row_tile, row_total, score, zero_fragments,
+    MmaSpec, RowTile, exponent_base, exponent_factor, log_sum_exp, multiply_add, pair, power,
+    row_max, row_tile, row_total, score, zero_fragments,
 };
 use crate::layout::HeadLayout;
 use crate::paged::BlockTableShape;
@@ -48,8 +50,8 @@ pub(super) const fn shared_bytes(head_dim: usize) -> usize {
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
     q: &[Vector<F, Const<8>>],
-    k: &[Vector<F, Const<8>>],
-    v: &[Vector<F, Const<8>>],
+    k: &[Vector<u32, Const<4>>],
+    v: &[Vector<u32, Const<4>>],
     cu_seqlens_q: &[i32],
     kv_lens: &[i32],
     block_table: &[i32],
@@ -62,8 +64,10 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
     table: BlockTableShape,
     batch: BatchShape,
     params: ScoreParams,
+    bounds: MaskBounds,
     splits: Splits,
     num_cubes: usize,
+    block_log2: u32,
     #[comptime] spec: MmaSpec,
     #[define(F, O)] _dtypes: [ElemType; 2],
 ) {
@@ -94,11 +98,11 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
     let row = plane_first + (lane / 4) as i32;
 
     let rows = comptime!(ROWS as i32);
-    let part = tile.part(rows, &batch, &params, &splits, split, spec);
+    let part = tile.part(rows, &batch, &bounds, &splits, split);
     let begin = part.first;
     let end = part.first + part.len;
-    let low_range = tile.visible(row, &batch, &params, spec);
-    let high_range = tile.visible(row + 8, &batch, &params, spec);
+    let low_range = tile.visible(row, &batch, &bounds);
+    let high_range = tile.visible(row + 8, &batch, &bounds);
     let mut low_first = low_range.first;
     let mut high_first = high_range.first;
     let mut low_end = low_range.first + low_range.len;
@@ -117,22 +121,18 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
         high_end = end;
     }
     // Keys that some row of this plane sees, and keys that all of them see.
-    let plane_range = tile.visible_to_rows(plane_first, plane_first + 16, &batch, &params, spec);
+    let plane_range = tile.visible_to_rows(plane_first, plane_first + 16, &batch, &bounds);
     let plane_end = plane_range.first + plane_range.len;
-    let first_row = tile.visible(plane_first, &batch, &params, spec);
+    let first_row = tile.visible(plane_first, &batch, &bounds);
     let mut common_end = first_row.first + first_row.len;
     if end < common_end {
         common_end = end;
     }
-    let mut common_first = plane_range.first;
-    if comptime!(spec.windowed) {
-        let mut last = tile.num_rows - tile.first - 1;
-        if plane_first + 15 < last {
-            last = plane_first + 15;
-        }
-        let last_row = tile.visible(last, &batch, &params, spec);
-        common_first = last_row.first;
+    let mut last = tile.num_rows - tile.first - 1;
+    if plane_first + 15 < last {
+        last = plane_first + 15;
     }
+    let mut common_first = tile.visible(last, &batch, &bounds).first;
     if begin > common_first {
         common_first = begin;
     }
@@ -185,8 +185,8 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
 
     // Vectors of a tile that a unit carries, of K and of V.
     let carried = comptime!((KEYS * head_vectors).div_ceil(UNITS));
-    let mut next_keys = Array::<Vector<F, Const<8>>>::new(carried);
-    let mut next_values = Array::<Vector<F, Const<8>>>::new(carried);
+    let mut next_keys = Array::<Vector<u32, Const<4>>>::new(carried);
+    let mut next_values = Array::<Vector<u32, Const<4>>>::new(carried);
     let mut slots = Array::<i32>::new(carried);
 
     let mut base = begin / tile_keys * tile_keys;
@@ -202,12 +202,13 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
                 tile.sequence,
                 tile.keys.begin,
                 position,
+                block_log2,
                 spec.keys,
-                spec.block_log2,
+                spec.by_shift,
             );
         }
     }
-    load::<F>(
+    load(
         k,
         &mut next_keys,
         &slots,
@@ -216,7 +217,7 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
         carried,
         head_vectors,
     );
-    load::<F>(
+    load(
         v,
         &mut next_values,
         &slots,
@@ -230,8 +231,9 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
         let at = unit + comptime!(nth * UNITS);
         if at < comptime!(KEYS * head_vectors) {
             let to = at / head_vectors * pitch + at % head_vectors;
-            shared[to] = next_keys[nth];
-            shared[to + comptime!(2 * KEYS * pitch)] = next_values[nth];
+            shared[to] = Vector::<F, Const<8>>::reinterpret(next_keys[nth]);
+            shared[to + comptime!(2 * KEYS * pitch)] =
+                Vector::<F, Const<8>>::reinterpret(next_values[nth]);
             if at % head_vectors == 0 {
                 let is_stored = slots[nth] >= 0;
                 let position = base + (at / head_vectors) as i32;
@@ -254,13 +256,15 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
                 tile.sequence,
                 tile.keys.begin,
                 position,
+                block_log2,
                 spec.keys,
-                spec.block_log2,
+                spec.by_shift,
             );
         }
     }
     sync_cube();
 
+    let factor = exponent_factor(&params, spec);
     let mut output = zero_fragments(head_vectors);
     let mut low_max = f32::min_value();
     let mut high_max = f32::min_value();
@@ -270,7 +274,7 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
 
     while base < end {
         // The next tile starts on its way; past the end there is nothing to load.
-        load::<F>(
+        load(
             k,
             &mut next_keys,
             &slots,
@@ -279,7 +283,7 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
             carried,
             head_vectors,
         );
-        load::<F>(
+        load(
             v,
             &mut next_values,
             &slots,
@@ -327,17 +331,17 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
             let all_seen = base >= common_first && base + tile_keys <= common_end;
             let mut low_best = low_max;
             let mut high_best = high_max;
-            #[unroll]
-            for eight in 0..comptime!(KEYS / 8) {
-                let fragment = dots.index_mut(eight);
+            if comptime!(spec.scaled_first) {
                 #[unroll]
-                for half in 0..2usize {
-                    let first = fragment[half].extract(0usize);
-                    let second = fragment[half].extract(1usize);
-                    fragment[half] = pair::<f32>(
-                        score(first, &params, spec.softcapped),
-                        score(second, &params, spec.softcapped),
-                    );
+                for eight in 0..comptime!(KEYS / 8) {
+                    let fragment = dots.index_mut(eight);
+                    #[unroll]
+                    for half in 0..2usize {
+                        let first = fragment[half].extract(0usize);
+                        let second = fragment[half].extract(1usize);
+                        fragment[half] =
+                            pair::<f32>(score(first, &params, spec), score(second, &params, spec));
+                    }
                 }
             }
             if !all_seen || missed[0usize] != 0 {
@@ -385,17 +389,23 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
             }
             let low_best = row_max(low_best);
             let high_best = row_max(high_best);
-            let low_kept = (low_max - low_best).exp();
-            let high_kept = (high_max - high_best).exp();
+            let low_kept = power((low_max - low_best) * factor, spec);
+            let high_kept = power((high_max - high_best) * factor, spec);
+            let grown = plane_any(low_best > low_max || high_best > high_max);
+            let low_base = exponent_base(low_best, factor);
+            let high_base = exponent_base(high_best, factor);
             low_max = low_best;
             high_max = high_best;
             low_sum *= low_kept;
             high_sum *= high_kept;
-            #[unroll]
-            for vector in 0..head_vectors {
-                let fragment = output.index_mut(vector);
-                fragment[0usize] = fragment[0usize] * Vector::new(low_kept);
-                fragment[1usize] = fragment[1usize] * Vector::new(high_kept);
+            // Once the largest score of every row is found, which is soon, nothing needs to be scaled again.
+            if grown {
+                #[unroll]
+                for vector in 0..head_vectors {
+                    let fragment = output.index_mut(vector);
+                    fragment[0usize] = fragment[0usize] * Vector::new(low_kept);
+                    fragment[1usize] = fragment[1usize] * Vector::new(high_kept);
+                }
             }
 
             let values_at = tile_at + comptime!(2 * KEYS * pitch);
@@ -405,10 +415,10 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
                 #[unroll]
                 for half in 0..2usize {
                     let fragment = dots.index(comptime!(2 * sixteen + half));
-                    let low_a = (fragment[0usize].extract(0usize) - low_best).exp();
-                    let low_b = (fragment[0usize].extract(1usize) - low_best).exp();
-                    let high_a = (fragment[1usize].extract(0usize) - high_best).exp();
-                    let high_b = (fragment[1usize].extract(1usize) - high_best).exp();
+                    let low_a = power(fragment[0usize].extract(0usize) * factor - low_base, spec);
+                    let low_b = power(fragment[0usize].extract(1usize) * factor - low_base, spec);
+                    let high_a = power(fragment[1usize].extract(0usize) * factor - high_base, spec);
+                    let high_b = power(fragment[1usize].extract(1usize) * factor - high_base, spec);
                     low_sum += low_a + low_b;
                     high_sum += high_a + high_b;
                     weights[comptime!(2 * half)] = Vector::cast_from(pair::<f32>(low_a, low_b));
@@ -448,8 +458,9 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
             if at < comptime!(KEYS * head_vectors) {
                 let to =
                     other * comptime!(KEYS * pitch) + at / head_vectors * pitch + at % head_vectors;
-                shared[to] = next_keys[nth];
-                shared[to + comptime!(2 * KEYS * pitch)] = next_values[nth];
+                shared[to] = Vector::<F, Const<8>>::reinterpret(next_keys[nth]);
+                shared[to + comptime!(2 * KEYS * pitch)] =
+                    Vector::<F, Const<8>>::reinterpret(next_values[nth]);
                 if at % head_vectors == 0 {
                     let is_stored = slots[nth] >= 0;
                     let position = next_base + (at / head_vectors) as i32;
@@ -469,8 +480,9 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
                     tile.sequence,
                     tile.keys.begin,
                     position,
+                    block_log2,
                     spec.keys,
-                    spec.block_log2,
+                    spec.by_shift,
                 );
             }
         }
@@ -493,8 +505,9 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
         &out_layout,
         low_max,
         low_sum,
+        &params,
         0usize,
-        head_vectors,
+        spec,
     );
     write_row::<O>(
         out,
@@ -508,16 +521,17 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
         &out_layout,
         high_max,
         high_sum,
+        &params,
         1usize,
-        head_vectors,
+        spec,
     );
 }
 
 /// The vectors of a tile of keys or values that this unit carries; zeros for keys without a row.
 #[cube]
-fn load<F: Float>(
-    source: &[Vector<F, Const<8>>],
-    carried: &mut Array<Vector<F, Const<8>>>,
+fn load(
+    source: &[Vector<u32, Const<4>>],
+    carried: &mut Array<Vector<u32, Const<4>>>,
     slots: &Array<i32>,
     kv_head: usize,
     layout: &HeadLayout,
@@ -549,8 +563,9 @@ fn write_row<O: Float>(
     layout: &HeadLayout,
     max: f32,
     sum: f32,
+    params: &ScoreParams,
     #[comptime] half: usize,
-    #[comptime] head_vectors: usize,
+    #[comptime] spec: MmaSpec,
 ) {
     if tile.has(row) {
         let quarter = (UNIT_POS_PLANE % 4) as usize;
@@ -558,19 +573,17 @@ fn write_row<O: Float>(
         let head = tile.head(row, kv_head, batch);
         // A sum of zero means that no key was seen. A NaN must pass, so it is not compared with >.
         let mut norm = 1.0f32.runtime();
-        let mut log_sum_exp = f32::NEG_INFINITY.runtime();
         if sum != 0.0 {
             norm = 1.0 / sum;
-            log_sum_exp = max + sum.ln();
         }
         let to = layout.offset(token, head) + quarter;
         #[unroll]
-        for vector in 0..head_vectors {
+        for vector in 0..comptime!(spec.head_vectors()) {
             let fragment = output.index(vector);
             out[to + comptime!(4 * vector)] = Vector::cast_from(fragment[half] * Vector::new(norm));
         }
         if quarter == 0 {
-            lse[token * batch.num_heads + head] = log_sum_exp;
+            lse[token * batch.num_heads + head] = log_sum_exp(max, sum, params, spec);
         }
     }
 }

@@ -109,19 +109,23 @@ impl AttentionPlan {
         } = *problem;
         let group = num_heads.checked_div(num_kv_heads).unwrap_or(0);
         let tiles = |rows| mma::num_tiles(num_tokens, num_seqs, group, rows) * num_kv_heads;
+        // Tiles that are not empty, if all sequences had the same number of rows.
+        let expected_tiles = |rows: usize| {
+            let busy_seqs = num_seqs.min(num_tokens).max(1);
+            let rows_each = (num_tokens * group).div_ceil(busy_seqs);
+            busy_seqs * rows_each.div_ceil(rows) * num_kv_heads
+        };
         let load = match kernel {
             AttentionKernel::Portable => Load::of_units(facts, num_tokens * num_heads),
-            AttentionKernel::MmaDecode => {
-                // One tile of each sequence but the last ones is empty: `num_tiles` allows for one too many.
-                let full = tiles(mma_decode::ROWS) - num_kv_heads * num_seqs.min(num_tokens);
-                Load {
-                    cubes: full.max(num_kv_heads),
-                    at_once: facts.num_multiprocessors.unwrap_or(16) as usize * 2,
-                    start_keys: 128,
-                }
-            }
+            AttentionKernel::MmaDecode => Load {
+                cubes: expected_tiles(mma_decode::ROWS),
+                // Registers decide how many cubes a multiprocessor holds: small heads leave room for more.
+                at_once: facts.num_multiprocessors.unwrap_or(16) as usize
+                    * if problem.head_dim <= 64 { 4 } else { 2 },
+                start_keys: 128,
+            },
             AttentionKernel::MmaPrefill => Load {
-                cubes: tiles(mma_prefill::ROWS),
+                cubes: expected_tiles(mma_prefill::ROWS),
                 at_once: facts.num_multiprocessors.unwrap_or(16) as usize,
                 start_keys: 512,
             },

@@ -15,7 +15,7 @@
 use cubecl::prelude::*;
 
 use super::keys::{BatchShape, KeySource, ScoreParams, Splits, sequence_keys};
-use super::mask::visible_keys;
+use super::mask::{MaskBounds, visible_keys};
 use crate::layout::HeadLayout;
 use crate::paged::{BlockTableShape, KeyRun};
 use crate::sequence::sequence_of;
@@ -29,8 +29,6 @@ pub(super) struct PortableSpec {
     pub(super) keys: KeySource,
     pub(super) head_vectors: usize,
     pub(super) unroll: bool,
-    pub(super) causal: bool,
-    pub(super) windowed: bool,
     pub(super) softcapped: bool,
 }
 
@@ -51,6 +49,7 @@ pub(super) fn attention_kernel<F: Float, O: Float, N: Size>(
     table: BlockTableShape,
     batch: BatchShape,
     params: ScoreParams,
+    bounds: MaskBounds,
     splits: Splits,
     #[comptime] spec: PortableSpec,
     #[define(F, O)] _dtypes: [ElemType; 2],
@@ -74,14 +73,7 @@ pub(super) fn attention_kernel<F: Float, O: Float, N: Size>(
         let q_begin = cu_seqlens_q[sequence];
         let q_len = cu_seqlens_q[sequence + 1] - q_begin;
         let all_keys = sequence_keys(kv_lens, sequence, batch.max_keys, spec.keys);
-        let visible = visible_keys(
-            token as i32 - q_begin,
-            q_len,
-            all_keys.len,
-            params.window,
-            spec.causal,
-            spec.windowed,
-        );
+        let visible = visible_keys(token as i32 - q_begin, q_len, all_keys.len, &bounds);
         let keys = splits.part(visible, split);
 
         let mut position = keys.first as usize;

@@ -4,9 +4,9 @@
 //! are free on a device without memory, so sizes may be as large as a form needs.
 
 use burn_paged_kernels::{
-    AttentionOptions, KernelError, Keys, Launcher, RotaryTable, TensorRef, add_rms_norm, attention,
-    embedding, gather_kv, greedy, linear, rms_norm, rotary, rotary_and_store, silu_and_mul,
-    store_kv,
+    AttentionOptions, KernelError, Keys, Launcher, PartialAttention, RotaryTable, TensorRef,
+    add_rms_norm, attention, embedding, gather_kv, greedy, linear, merge_attention, rms_norm,
+    rotary, rotary_and_store, sample, silu_and_mul, store_kv,
 };
 use cubecl::ir::{ElemType, FloatKind, IntKind};
 
@@ -219,6 +219,31 @@ impl Calls {
                 },
             );
         }
+        for vocab_size in [128_256, 33] {
+            self.add(
+                &format!("sample {vocab_size}"),
+                Promise::new(&["sample_kernel"], 64),
+                move |t| {
+                    let logits = t.tensor(dtype, &[7, vocab_size]);
+                    sample(t.launcher, &logits, &t.ints(&[7, 8]), &t.ints(&[7]))
+                },
+            );
+        }
+        for head_dim in [128, 33] {
+            self.add(
+                &format!("merge_attention {head_dim}"),
+                Promise::new(&["merge_attention_kernel"], 48),
+                move |t| {
+                    let outs = [(); 3].map(|()| t.tensor(dtype, &[7, 4, head_dim]));
+                    let sums = [(); 3].map(|()| t.tensor(F32, &[7, 4]));
+                    let part = |i: usize| PartialAttention {
+                        out: &outs[i],
+                        lse: &sums[i],
+                    };
+                    merge_attention(t.launcher, part(0), part(1), part(2))
+                },
+            );
+        }
     }
 
     fn cache(&mut self) {
@@ -289,9 +314,9 @@ impl Calls {
             self.packed("packed causal", llama, causal, PREFILL);
             self.packed("packed window, softcap", llama, every, PREFILL);
             self.paged("prefill", 512, llama, causal, PREFILL);
-            self.paged("prefill", 512, Heads::new(9, 3, 64), causal, PREFILL);
-            self.paged("prefill", 512, Heads::new(4, 1, 80), causal, PREFILL);
-            self.paged("prefill", 512, Heads::new(4, 1, 72), causal, PREFILL);
+            self.paged("prefill", 512, Heads::new(9, 3, 64), causal, SPLIT_PREFILL);
+            self.paged("prefill", 512, Heads::new(4, 1, 80), causal, SPLIT_PREFILL);
+            self.paged("prefill", 512, Heads::new(4, 1, 72), causal, SPLIT_PREFILL);
             self.paged("prefill window, softcap", 512, llama, every, PREFILL);
             self.paged("decode", 4, llama, causal, DECODE);
             self.paged("decode", 4, Heads::new(9, 3, 64), causal, DECODE);
@@ -354,13 +379,17 @@ const NUM_SEQS: usize = 4;
 const WIDE_BLOCKS: usize = 1 << 24;
 
 const fn portable(max_registers: u32) -> Promise {
-    Promise::new(&["attention_kernel"], max_registers)
+    Promise::new(&["attention_kernel", "merge_kernel"], max_registers)
 }
 
-/// Tiles of many rows, whose keys are split so that the few of these calls fill the device.
-const PREFILL: Promise =
+/// Tiles of many rows.
+const PREFILL: Promise = Promise::new(&["mma_prefill_kernel"], 255).on_tensor_cores();
+
+/// The same, where so few tiles would leave multiprocessors without work.
+const SPLIT_PREFILL: Promise =
     Promise::new(&["mma_prefill_kernel", "merge_kernel"], 255).on_tensor_cores();
 
+/// Tiles of few rows, whose keys are split so that the few sequences of these calls fill the device.
 const DECODE: Promise = Promise::new(&["mma_decode_kernel", "merge_kernel"], 255).on_tensor_cores();
 
 /// Why the portable attention kernel spills from 80 elements of a head on.

@@ -100,56 +100,63 @@ fn options(case: &Case) -> AttentionOptions {
 const TILED: [AttentionKernel; 2] = [AttentionKernel::MmaPrefill, AttentionKernel::MmaDecode];
 
 #[test]
-fn every_kernel_agrees_with_plain_loops() {
+fn every_kernel_agrees_with_plain_loops_in_f16() {
+    run_cases(Dtype::F16);
+}
+
+#[test]
+fn every_kernel_agrees_with_plain_loops_in_bf16() {
+    run_cases(Dtype::Bf16);
+}
+
+fn run_cases(dtype: Dtype) {
     let launcher = launcher();
     let (mut count, mut refused) = (0, 0);
-    for dtype in [Dtype::F16, Dtype::Bf16] {
-        if !launcher.facts().has_mma(dtype.elem()) {
-            println!("skipped {dtype:?}: no tensor cores; the portable kernel has its own table");
-            continue;
-        }
-        for case in CASES {
-            let options = options(case);
-            let mut batch = HostBatch::random(dtype, case.heads, case.lens, case.q_bound);
-            batch.padding_rows = 3;
-            let blocks = Blocks::shuffled(&batch.kv_lens(), case.block_size, true);
-            blocks.share(&mut batch);
-            let exact = padded(&batch, batch.attend(Arith::Exact, &options));
-            let plain = padded(&batch, batch.attend(Arith::Plain(dtype), &options));
-            let plain_f32 = padded(&batch, batch.attend(Arith::Plain(Dtype::F32), &options));
-            for &kernel in AttentionKernel::ALL {
-                let some = Some(kernel);
-                let poison = f64::NAN;
-                let packed = try_packed(&launcher, some, &batch, case.layout, &options);
-                let paged = try_paged(
-                    &launcher,
-                    some,
-                    &batch,
-                    case.layout,
-                    &blocks,
-                    poison,
-                    &options,
-                );
-                for (keys, result) in [("packed", packed), ("paged", paged)] {
-                    let what = format!("{kernel:?} {keys} {case:?}");
-                    match result {
-                        Ok((out, lse)) => {
-                            assert_close(&what, dtype, &out, &exact.0, &plain.0);
-                            let what = format!("lse {what}");
-                            assert_close(&what, Dtype::F32, &lse, &exact.1, &plain_f32.1);
-                            count += 1;
-                        }
-                        Err(KernelError::Unsupported { .. }) => {
-                            println!("refused: {what}");
-                            refused += 1;
-                        }
-                        Err(error) => panic!("{what}: {error}"),
+    if !launcher.facts().has_mma(dtype.elem()) {
+        println!("skipped {dtype:?}: no tensor cores; the portable kernel has its own table");
+        return;
+    }
+    for case in CASES {
+        let options = options(case);
+        let mut batch = HostBatch::random(dtype, case.heads, case.lens, case.q_bound);
+        batch.padding_rows = 3;
+        let blocks = Blocks::shuffled(&batch.kv_lens(), case.block_size, true);
+        blocks.share(&mut batch);
+        let exact = padded(&batch, batch.attend(Arith::Exact, &options));
+        let plain = padded(&batch, batch.attend(Arith::Plain(dtype), &options));
+        let plain_f32 = padded(&batch, batch.attend(Arith::Plain(Dtype::F32), &options));
+        for &kernel in AttentionKernel::ALL {
+            let some = Some(kernel);
+            let poison = f64::NAN;
+            let packed = try_packed(&launcher, some, &batch, case.layout, &options);
+            let paged = try_paged(
+                &launcher,
+                some,
+                &batch,
+                case.layout,
+                &blocks,
+                poison,
+                &options,
+            );
+            for (keys, result) in [("packed", packed), ("paged", paged)] {
+                let what = format!("{kernel:?} {keys} {case:?}");
+                match result {
+                    Ok((out, lse)) => {
+                        assert_close(&what, dtype, &out, &exact.0, &plain.0);
+                        let what = format!("lse {what}");
+                        assert_close(&what, Dtype::F32, &lse, &exact.1, &plain_f32.1);
+                        count += 1;
                     }
+                    Err(KernelError::Unsupported { .. }) => {
+                        println!("refused: {what}");
+                        refused += 1;
+                    }
+                    Err(error) => panic!("{what}: {error}"),
                 }
             }
         }
     }
-    println!("attention, every kernel: {count} cases, {refused} refused");
+    println!("attention, every kernel, {dtype:?}: {count} cases, {refused} refused");
 }
 
 /// What rows past the last sequence give.

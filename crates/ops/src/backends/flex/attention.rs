@@ -222,10 +222,11 @@ impl<E: FlexElement> Problem<'_, E> {
         let pitch = head_dim.next_multiple_of(PITCH_ELEMENTS);
         let mut state = State::new(rows, pitch);
         let layout = KeyLayout::for_rows(rows);
-        let (mut k, mut v) = (
-            vec![0.0; head_dim.max(pitch) * TILE_KEYS],
-            vec![0.0; TILE_KEYS * pitch],
-        );
+        let row_len = match layout {
+            KeyLayout::Rows => pitch,
+            KeyLayout::Transposed => head_dim,
+        };
+        let (mut k, mut v) = (vec![0.0; TILE_KEYS * row_len], vec![0.0; TILE_KEYS * pitch]);
         let mut row_buffer = vec![0.0; head_dim];
         for begin in keys.clone().step_by(TILE_KEYS) {
             let tile = begin..(begin + TILE_KEYS).min(keys.end);
