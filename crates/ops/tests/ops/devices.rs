@@ -23,7 +23,7 @@ pub(crate) fn devices() -> Vec<(&'static str, Device)> {
 /// Whether kernels are compiled for each variant as they are first used, which takes a second each. `burn-paged-kernels`
 /// runs its own full table there; here a few cases show that tensors reach the kernels as they should.
 pub(crate) fn is_jit(name: &str) -> bool {
-    name == "cpu"
+    name != "flex"
 }
 
 /// The dtypes of the contract that `device` supports; a skip is printed with its reason.
