@@ -19,8 +19,11 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::keys::{BatchShape, KeySource, ScoreParams, SequenceKeys, Splits, sequence_keys};
+use super::keys::{
+    BatchShape, KeySource, ScoreParams, SequenceKeys, Splits, key_row, sequence_keys,
+};
 use super::mask::{KeyRange, MaskBounds, visible_keys};
+use crate::paged::BlockTableShape;
 
 /// Elements of a vector: 16 bytes of f16 or bf16.
 pub(super) const VECTOR: usize = 8;
@@ -196,6 +199,34 @@ pub(super) fn pair<F: Float>(low: F, high: F) -> Vector<F, Const<2>> {
     pair.insert(0usize, low);
     pair.insert(1usize, high);
     pair
+}
+
+/// The row of K and V that holds `position`, or -1 outside of `part` and of the cache.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn part_row(
+    table: &BlockTableShape,
+    block_table: &[i32],
+    tile: &RowTile,
+    part: &KeyRange,
+    position: i32,
+    block_log2: u32,
+    #[comptime] spec: MmaSpec,
+) -> i32 {
+    let mut row = -1i32.runtime();
+    if position >= part.first && position < part.first + part.len {
+        row = key_row(
+            table,
+            block_table,
+            tile.sequence,
+            tile.keys.begin,
+            position,
+            block_log2,
+            spec.keys,
+            spec.by_shift,
+        );
+    }
+    row
 }
 
 /// A register of two elements, from the bits that it was loaded as.

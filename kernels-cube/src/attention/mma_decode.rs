@@ -18,11 +18,11 @@
 
 use cubecl::prelude::*;
 
-use super::keys::{BatchShape, ScoreParams, Splits, key_row};
+use super::keys::{BatchShape, ScoreParams, Splits};
 use super::mask::MaskBounds;
 use super::mma::{
     MmaSpec, as_pair, exponent_base, exponent_factor, high_halves, log_sum_exp, low_halves,
-    multiply_add, pair, power, row_max, row_tile, row_total, score, zero_fragments,
+    multiply_add, pair, part_row, power, row_max, row_tile, row_total, score, zero_fragments,
 };
 use crate::layout::HeadLayout;
 use crate::paged::BlockTableShape;
@@ -125,22 +125,18 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
     let mut slot = part_row(
         &table,
         block_table,
-        tile.sequence,
-        tile.keys.begin,
+        &tile,
+        &part,
         base + in_group,
-        begin,
-        end,
         block_log2,
         spec,
     );
     let mut next_slot = part_row(
         &table,
         block_table,
-        tile.sequence,
-        tile.keys.begin,
+        &tile,
+        &part,
         base + round + in_group,
-        begin,
-        end,
         block_log2,
         spec,
     );
@@ -228,8 +224,8 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
             #[unroll]
             for at in 0..comptime!(value_chunks * 8) {
                 let fragment = output.index_mut(at);
-                fragment[0usize] = fragment[0usize] * Vector::new(low_kept);
-                fragment[1usize] = fragment[1usize] * Vector::new(high_kept);
+                fragment[0usize] *= Vector::new(low_kept);
+                fragment[1usize] *= Vector::new(high_kept);
             }
         }
         #[unroll]
@@ -264,11 +260,9 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
         next_slot = part_row(
             &table,
             block_table,
-            tile.sequence,
-            tile.keys.begin,
+            &tile,
+            &part,
             base + 2 * round + in_group,
-            begin,
-            end,
             block_log2,
             spec,
         );
@@ -348,36 +342,6 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
     }
 }
 
-/// The row of K and V that holds `position`, or -1 outside of `begin..end` and of the cache.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn part_row(
-    table: &BlockTableShape,
-    block_table: &[i32],
-    sequence: usize,
-    keys_begin: i32,
-    position: i32,
-    begin: i32,
-    end: i32,
-    block_log2: u32,
-    #[comptime] spec: MmaSpec,
-) -> i32 {
-    let mut row = -1i32.runtime();
-    if position >= begin && position < end {
-        row = key_row(
-            table,
-            block_table,
-            sequence,
-            keys_begin,
-            position,
-            block_log2,
-            spec.keys,
-            spec.by_shift,
-        );
-    }
-    row
-}
-
 /// Keys `g` and `g + 8` of a group, a quarter of every 32 elements; zeros for those that have no row.
 #[cube]
 fn load_keys(
@@ -402,9 +366,9 @@ fn load_keys(
             let from = layout.offset(row as usize, kv_head) + quarter;
             #[unroll]
             for chunk in 0..chunks {
-                if comptime!(4 * chunk + 4 <= head_vectors) {
-                    keys[comptime!(half * chunks + chunk)] = k[from + comptime!(4 * chunk)];
-                } else if comptime!(4 * chunk) + quarter < head_vectors {
+                if comptime!(4 * chunk + 4 <= head_vectors)
+                    || comptime!(4 * chunk) + quarter < head_vectors
+                {
                     keys[comptime!(half * chunks + chunk)] = k[from + comptime!(4 * chunk)];
                 }
             }
@@ -437,9 +401,9 @@ fn load_values(
             let from = layout.offset(row as usize, kv_head) + eighth;
             #[unroll]
             for chunk in 0..chunks {
-                if comptime!(8 * chunk + 8 <= head_vectors) {
-                    values[comptime!(4 * chunk + nth)] = v[from + comptime!(8 * chunk)];
-                } else if comptime!(8 * chunk) + eighth < head_vectors {
+                if comptime!(8 * chunk + 8 <= head_vectors)
+                    || comptime!(8 * chunk) + eighth < head_vectors
+                {
                     values[comptime!(4 * chunk + nth)] = v[from + comptime!(8 * chunk)];
                 }
             }

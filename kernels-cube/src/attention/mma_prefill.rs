@@ -17,11 +17,11 @@
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
-use super::keys::{BatchShape, ScoreParams, Splits, key_row};
-use super::mask::MaskBounds;
+use super::keys::{BatchShape, ScoreParams, Splits};
+use super::mask::{KeyRange, MaskBounds};
 use super::mma::{
-    MmaSpec, RowTile, exponent_base, exponent_factor, log_sum_exp, multiply_add, pair, power,
-    row_max, row_tile, row_total, score, zero_fragments,
+    MmaSpec, RowTile, exponent_base, exponent_factor, log_sum_exp, multiply_add, pair, part_row,
+    power, row_max, row_tile, row_total, score, zero_fragments,
 };
 use crate::layout::HeadLayout;
 use crate::paged::BlockTableShape;
@@ -190,24 +190,17 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
     let mut slots = Array::<i32>::new(carried);
 
     let mut base = begin / tile_keys * tile_keys;
-    #[unroll]
-    for nth in 0..carried {
-        let key = (unit + comptime!(nth * UNITS)) / head_vectors;
-        let position = base + key as i32;
-        slots[nth] = -1i32;
-        if position >= begin && position < end {
-            slots[nth] = key_row(
-                &table,
-                block_table,
-                tile.sequence,
-                tile.keys.begin,
-                position,
-                block_log2,
-                spec.keys,
-                spec.by_shift,
-            );
-        }
-    }
+    find_rows(
+        &mut slots,
+        &table,
+        block_table,
+        &tile,
+        &part,
+        base,
+        block_log2,
+        carried,
+        spec,
+    );
     load(
         k,
         &mut next_keys,
@@ -226,42 +219,30 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
         carried,
         head_vectors,
     );
-    #[unroll]
-    for nth in 0..carried {
-        let at = unit + comptime!(nth * UNITS);
-        if at < comptime!(KEYS * head_vectors) {
-            let to = at / head_vectors * pitch + at % head_vectors;
-            shared[to] = Vector::<F, Const<8>>::reinterpret(next_keys[nth]);
-            shared[to + comptime!(2 * KEYS * pitch)] =
-                Vector::<F, Const<8>>::reinterpret(next_values[nth]);
-            if at % head_vectors == 0 {
-                let is_stored = slots[nth] >= 0;
-                let position = base + (at / head_vectors) as i32;
-                stored[at / head_vectors] = u32::cast_from(is_stored);
-                if !is_stored && position >= begin && position < end {
-                    missed[0usize] = 1u32;
-                }
-            }
-        }
-    }
-    #[unroll]
-    for nth in 0..carried {
-        let key = (unit + comptime!(nth * UNITS)) / head_vectors;
-        let position = base + tile_keys + key as i32;
-        slots[nth] = -1i32;
-        if position >= begin && position < end {
-            slots[nth] = key_row(
-                &table,
-                block_table,
-                tile.sequence,
-                tile.keys.begin,
-                position,
-                block_log2,
-                spec.keys,
-                spec.by_shift,
-            );
-        }
-    }
+    fill::<F>(
+        &mut shared,
+        &mut stored,
+        &mut missed,
+        &next_keys,
+        &next_values,
+        &slots,
+        &part,
+        base,
+        0usize.runtime(),
+        carried,
+        spec,
+    );
+    find_rows(
+        &mut slots,
+        &table,
+        block_table,
+        &tile,
+        &part,
+        base + tile_keys,
+        block_log2,
+        carried,
+        spec,
+    );
     sync_cube();
 
     let factor = exponent_factor(&params, spec);
@@ -403,8 +384,8 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
                 #[unroll]
                 for vector in 0..head_vectors {
                     let fragment = output.index_mut(vector);
-                    fragment[0usize] = fragment[0usize] * Vector::new(low_kept);
-                    fragment[1usize] = fragment[1usize] * Vector::new(high_kept);
+                    fragment[0usize] *= Vector::new(low_kept);
+                    fragment[1usize] *= Vector::new(high_kept);
                 }
             }
 
@@ -452,40 +433,30 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
 
         let other = 1 - buffer;
         let next_base = base + tile_keys;
-        #[unroll]
-        for nth in 0..carried {
-            let at = unit + comptime!(nth * UNITS);
-            if at < comptime!(KEYS * head_vectors) {
-                let to =
-                    other * comptime!(KEYS * pitch) + at / head_vectors * pitch + at % head_vectors;
-                shared[to] = Vector::<F, Const<8>>::reinterpret(next_keys[nth]);
-                shared[to + comptime!(2 * KEYS * pitch)] =
-                    Vector::<F, Const<8>>::reinterpret(next_values[nth]);
-                if at % head_vectors == 0 {
-                    let is_stored = slots[nth] >= 0;
-                    let position = next_base + (at / head_vectors) as i32;
-                    stored[other * comptime!(KEYS) + at / head_vectors] = u32::cast_from(is_stored);
-                    if !is_stored && position < end {
-                        missed[0usize] = 1u32;
-                    }
-                }
-            }
-            let key = at / head_vectors;
-            let position = next_base + tile_keys + key as i32;
-            slots[nth] = -1i32;
-            if position < end {
-                slots[nth] = key_row(
-                    &table,
-                    block_table,
-                    tile.sequence,
-                    tile.keys.begin,
-                    position,
-                    block_log2,
-                    spec.keys,
-                    spec.by_shift,
-                );
-            }
-        }
+        fill::<F>(
+            &mut shared,
+            &mut stored,
+            &mut missed,
+            &next_keys,
+            &next_values,
+            &slots,
+            &part,
+            next_base,
+            other,
+            carried,
+            spec,
+        );
+        find_rows(
+            &mut slots,
+            &table,
+            block_table,
+            &tile,
+            &part,
+            next_base + tile_keys,
+            block_log2,
+            carried,
+            spec,
+        );
         sync_cube();
         buffer = other;
         base = next_base;
@@ -525,6 +496,68 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
         1usize,
         spec,
     );
+}
+
+/// The rows of K and V that hold what this unit carries of the tile of keys at `base`.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn find_rows(
+    slots: &mut Array<i32>,
+    table: &BlockTableShape,
+    block_table: &[i32],
+    tile: &RowTile,
+    part: &KeyRange,
+    base: i32,
+    block_log2: u32,
+    #[comptime] count: usize,
+    #[comptime] spec: MmaSpec,
+) {
+    #[unroll]
+    for nth in 0..count {
+        let at = UNIT_POS as usize + comptime!(nth * UNITS);
+        let position = base + (at / comptime!(spec.head_vectors())) as i32;
+        slots[nth] = part_row(table, block_table, tile, part, position, block_log2, spec);
+    }
+}
+
+/// Puts what this unit carries of the tile of keys at `base` into a buffer in shared memory.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn fill<F: Float>(
+    shared: &mut Shared<[Vector<F, Const<8>>]>,
+    stored: &mut Shared<[u32]>,
+    missed: &mut Shared<[u32]>,
+    keys: &Array<Vector<u32, Const<4>>>,
+    values: &Array<Vector<u32, Const<4>>>,
+    slots: &Array<i32>,
+    part: &KeyRange,
+    base: i32,
+    buffer: usize,
+    #[comptime] count: usize,
+    #[comptime] spec: MmaSpec,
+) {
+    let head_vectors = comptime!(spec.head_vectors());
+    let pitch = comptime!(pitch(head_vectors));
+    #[unroll]
+    for nth in 0..count {
+        let at = UNIT_POS as usize + comptime!(nth * UNITS);
+        if at < comptime!(KEYS * head_vectors) {
+            let key = at / head_vectors;
+            let vector = at - key * head_vectors;
+            let to = buffer * comptime!(KEYS * pitch) + key * pitch + vector;
+            shared[to] = Vector::<F, Const<8>>::reinterpret(keys[nth]);
+            shared[to + comptime!(2 * KEYS * pitch)] =
+                Vector::<F, Const<8>>::reinterpret(values[nth]);
+            if vector == 0 {
+                let is_stored = slots[nth] >= 0;
+                let position = base + key as i32;
+                stored[buffer * comptime!(KEYS) + key] = u32::cast_from(is_stored);
+                if !is_stored && position >= part.first && position < part.first + part.len {
+                    missed[0usize] = 1u32;
+                }
+            }
+        }
+    }
 }
 
 /// The vectors of a tile of keys or values that this unit carries; zeros for keys without a row.

@@ -169,7 +169,7 @@ fn report(kernel: &Kernel, usage: Result<Usage, String>, calls: &[Call]) -> Vec<
     let by_call = kernel.calls.iter().map(|&index| &calls[index]);
     by_call
         .flat_map(|call| {
-            let broken = call.promise.broken(&launched.kernel(), &usage);
+            let broken = call.promise.broken(launched.kernel(), &usage);
             broken
                 .into_iter()
                 .map(|what| format!("{}: {what}", call.name))
