@@ -1,6 +1,6 @@
 //! Host-side checks that the public functions share. Each panics with the numbers before anything is launched.
 
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 
 use crate::{AttentionMetadata, AttentionOptions, CacheGeometry, LayerKv};
 
@@ -73,12 +73,21 @@ pub(crate) fn options(op: &str, options: &AttentionOptions) {
     if let Some(scale) = options.scale {
         assert!(scale.is_finite(), "{op}: scale {scale} is not finite");
     }
+    assert!(options.fixed_split != Some(0), "{op}: parts of 0 positions");
     if let Some(softcap) = options.softcap {
         assert!(
             softcap.is_finite() && softcap > 0.0,
             "{op}: softcap {softcap} must be finite and above 0"
         );
     }
+}
+
+/// Rows that must not depend on their batch need an implementation of which that is known.
+pub(crate) fn fixed_split(op: &str, device: &Device, options: &AttentionOptions) {
+    assert!(
+        options.fixed_split.is_none() || crate::ops::has_implementation(device),
+        "{op}: fixed parts of keys are not supported on a device that runs the reference"
+    );
 }
 
 /// K and V rows that are about to be stored.

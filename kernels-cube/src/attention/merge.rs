@@ -4,7 +4,7 @@
 //!
 //! Owns      unit: some vectors of one row.
 //! Numerics  f32, parts in the order of their keys, one cast on write.
-//! Tails     a part without keys has a log-sum-exp of −inf, and its output is not read.
+//! Tails     a part without keys has a log-sum-exp of −inf, and zeros as its output.
 //! Needs     nothing of the device.
 //! Source    Flash-Decoding (Dao et al., 2023).
 
@@ -43,12 +43,10 @@ pub(super) fn merge_kernel<F: Float, N: Size>(
         let mut total = Vector::<f32, N>::zero();
         for split in 0..num_splits {
             let at = split * num_rows + row;
-            let value = part_lse[at];
-            if value != f32::NEG_INFINITY {
-                let weight = (value - max).exp();
-                sum += weight;
-                total = fma(Vector::new(weight), parts[at * head_vectors + i], total);
-            }
+            // No branch, so that the loads of several parts are under way together: an empty part has weight 0, and zeros.
+            let weight = (part_lse[at] - max).exp();
+            sum += weight;
+            total = fma(Vector::new(weight), parts[at * head_vectors + i], total);
         }
         // A sum of zero means that no part saw a key. A NaN must pass, so it is not compared with >.
         let mut norm = 1.0f32.runtime();

@@ -15,6 +15,9 @@ const MAX_MMA_HEAD_DIM: usize = 128;
 /// Stacked rows of a sequence, on average, from which on a tile of many rows is worth filling.
 const MIN_PREFILL_ROWS: usize = 48;
 
+/// Keys that could be attended in the time that the last step of a split call takes for a part more.
+const MERGE_KEYS: usize = 6;
+
 /// Most parts of a call: what the last step of a split call reads for each row.
 const MAX_SPLITS: usize = 128;
 
@@ -223,8 +226,13 @@ impl Load {
         let cost = |splits: usize| {
             let rounds = (self.cubes * splits).div_ceil(self.at_once);
             let keys = max_keys.div_ceil(splits).next_multiple_of(SPLIT_STEP);
-            let merge = if splits > 1 { self.start_keys / 2 } else { 0 };
-            rounds * (keys + self.start_keys + merge)
+            // A second launch, which reads the parts one after the other.
+            let merge = if splits > 1 {
+                self.start_keys / 2 + splits * MERGE_KEYS
+            } else {
+                0
+            };
+            rounds * (keys + self.start_keys) + merge
         };
         (1..=most).min_by_key(|&splits| cost(splits)).unwrap_or(1)
     }

@@ -78,7 +78,7 @@ fn kernel_options(options: AttentionOptions, head_dim: usize) -> kernels::Attent
         causal: options.causal,
         window: options.window,
         softcap: options.softcap,
-        fixed_split: None,
+        fixed_split: options.fixed_split,
     }
 }
 

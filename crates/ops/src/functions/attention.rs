@@ -90,6 +90,7 @@ pub fn varlen_attention_with_lse(
     if num_tokens > 0 && num_keys > 0 && ops::has_implementation(&q.device()) {
         return ops::varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, options);
     }
+    check::fixed_split(OP, &q.device(), &options);
     reference::varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, options)
 }
 
@@ -151,6 +152,7 @@ pub fn paged_attention_with_lse(
     if num_tokens > 0 && ops::has_implementation(&q.device()) {
         return ops::paged_attention(q, cache, metadata, options);
     }
+    check::fixed_split(OP, &q.device(), &options);
     reference::paged_attention(q, cache, metadata, options)
 }
 

@@ -12,6 +12,9 @@ pub struct AttentionOptions {
     pub window: Option<usize>,
     /// Soft cap: scores become `softcap * tanh(score / softcap)` before the mask.
     pub softcap: Option<f32>,
+    /// Positions after which the keys of each row are cut into parts that are attended on their own, so that the bits of a
+    /// row depend on nothing else in the batch. `None` leaves it to the device to cut as it likes.
+    pub fixed_split: Option<usize>,
 }
 
 impl Default for AttentionOptions {
@@ -21,6 +24,7 @@ impl Default for AttentionOptions {
             causal: true,
             window: None,
             softcap: None,
+            fixed_split: None,
         }
     }
 }
@@ -59,6 +63,14 @@ impl AttentionOptions {
     pub fn with_softcap(self, softcap: f32) -> Self {
         Self {
             softcap: Some(softcap),
+            ..self
+        }
+    }
+
+    /// With parts of `positions` keys, for rows whose bits do not depend on the batch.
+    pub fn with_fixed_split(self, positions: usize) -> Self {
+        Self {
+            fixed_split: Some(positions),
             ..self
         }
     }

@@ -281,12 +281,14 @@ fn rubbish_in_unused_slots_changes_no_bit() {
 }
 
 #[test]
-fn a_row_does_not_depend_on_its_batch_on_flex() {
-    #[cfg(feature = "flex")]
-    {
-        let case = &cases()[1];
-        let setup = setup(case, DType::F32, &Device::flex(), f32::NAN);
-        let all = host(&Implementation::Paged.run(case, &setup).out);
+fn with_fixed_parts_a_row_does_not_depend_on_its_batch() {
+    for (name, device) in devices() {
+        let case = Case {
+            options: cases()[1].options.with_fixed_split(16),
+            ..cases()[1].clone()
+        };
+        let setup = setup(&case, DType::F32, &device, f32::NAN);
+        let all = host(&Implementation::Paged.run(&case, &setup).out);
         let width = case.num_heads * case.head_dim;
         let mut first = 0;
         for (sequence, query_len) in case.query_lens.iter().copied().enumerate() {
@@ -300,14 +302,14 @@ fn a_row_does_not_depend_on_its_batch_on_flex() {
                 num_computed,
                 num_new: query_len,
             });
-            let metadata = builder.build(&Device::flex()).unwrap();
+            let metadata = builder.build(&device).unwrap();
             let q = setup.q.clone().slice(first..first + query_len);
             let alone = paged_attention_with_lse(q, &setup.cache, &metadata, case.options);
             let begin = first * width;
             assert_eq!(
                 host(&alone.out),
                 all[begin..begin + query_len * width],
-                "sequence {sequence}"
+                "{name}, sequence {sequence}"
             );
             first += query_len;
         }
