@@ -154,13 +154,18 @@ fn linear_is_right_for_every_number_of_rows() {
                                 .collect::<Vec<_>>()
                         })
                         .collect();
-                    // Burn's own matrix product finds no kernel on the JIT without tuning.
-                    let plain = (!is_jit(name))
+                    // Burn's own matrix product finds no kernel on the CPU runtime without tuning. On CUDA it is what runs, and
+                    // rounds f32 to TF32.
+                    let plain = (name != "cpu")
                         .then(|| host(&reference::linear(x.clone(), &weight, Some(&bias))));
                     let found = linear(x.clone(), &weight, Some(&bias));
                     let what = format!("{name}, {rows} x {in_features} x {out_features}");
                     assert_eq!(found.dims(), [rows, out_features], "{what}");
                     assert_close(&what, &host(&found), &exact, plain.as_deref(), dtype);
+                    if rows == 0 {
+                        // Burn's concatenation of no rows overflows in its own checks on some devices.
+                        continue;
+                    }
                     // A view of a larger tensor, as a slice of a fused projection is.
                     let wide = Tensor::cat(vec![x.full_like(f32::NAN), x], 1);
                     let view = wide.narrow(1, in_features, in_features);
