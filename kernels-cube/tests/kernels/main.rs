@@ -4,6 +4,7 @@
 //! - `place.rs`: tensors on the device in any layout, with poison around them
 //! - `compare.rs`: the one comparison
 //! - `attention/`, `cache.rs`, `merge.rs`, `norm.rs`, `rotary.rs`, `rows.rs`, `sample.rs`: the ops
+//! - `large.rs`: offsets that 32 bits do not hold, where the memory is there
 //! - `refuse.rs`: what is refused before a launch
 #![cfg(any(feature = "cpu", feature = "cuda"))]
 #![allow(clippy::print_stdout, reason = "tests say how many cases they ran")]
@@ -13,6 +14,7 @@ mod attention;
 mod bf16;
 mod cache;
 mod compare;
+mod large;
 mod merge;
 mod norm;
 mod place;

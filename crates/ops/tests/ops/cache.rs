@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_paged::{
-    AttentionMetadataBuilder, CacheGeometry, LayerKv, RotaryTable, SequenceStep, SlotMapping,
-    gather_kv, reference, rotary_and_store, store_kv,
+    AttentionMetadataBuilder, AttentionOptions, CacheGeometry, LayerKv, RotaryTable, SequenceStep,
+    SlotMapping, gather_kv, paged_attention, reference, rotary_and_store, store_kv,
 };
 
 use crate::devices::{Random, devices, dtypes, host, tensor};
@@ -165,6 +165,77 @@ fn a_store_writes_in_place() {
             (address(cache.k()), address(cache.v())),
             before,
             "step {step}"
+        );
+    }
+}
+
+/// Thousands of decoding steps on one cache: no step copies it, and nothing is left behind.
+#[test]
+#[cfg(feature = "cube")]
+fn memory_stays_flat_over_many_steps() {
+    use burn::backend::DispatchDevice;
+    use cubecl::MemoryScope;
+
+    for (name, device) in devices() {
+        let DispatchDevice::Cube(cube) = device.as_dispatch() else {
+            continue;
+        };
+        let client = cube.client();
+        let bytes = || {
+            // Work that is queued holds what it will free.
+            device.sync().unwrap();
+            client
+                .memory_report(MemoryScope::Device)
+                .usage()
+                .bytes_in_use
+        };
+        let geometry = CacheGeometry {
+            num_blocks: 64,
+            block_size: 16,
+            num_kv_heads: 2,
+            head_dim: 64,
+        };
+        let cache_bytes = 2 * geometry.shape().iter().product::<usize>() as u64 * 4;
+        let mut cache = layer(geometry, DType::F32, &device);
+        let blocks: Vec<u32> = (0..64).rev().collect();
+        let table = RotaryTable::new(&[1.0, 0.1, 0.01, 0.001], 1.0, 1024, &device);
+        let mut step = |step: usize| {
+            let mut builder = AttentionMetadataBuilder::new(geometry);
+            builder.push(SequenceStep {
+                blocks: &blocks,
+                num_computed: step % 1000,
+                num_new: 1,
+            });
+            let metadata = builder.build(&device).unwrap();
+            let positions = Tensor::from_data([(step % 1000) as i32], (&device, DType::I32));
+            let rows = |heads| Tensor::full([1, heads, 64], 0.5, (&device, DType::F32));
+            let q = rotary_and_store(
+                rows(4),
+                rows(2),
+                rows(2),
+                &positions,
+                &table,
+                &mut cache,
+                metadata.slot_mapping(),
+            );
+            paged_attention(q, &cache, &metadata, AttentionOptions::causal())
+        };
+        let steps = if name == "cpu" { 300 } else { 10_000 };
+        for at in 0..100 {
+            drop(step(at));
+        }
+        let before = bytes();
+        for at in 100..steps {
+            drop(step(at));
+            if at % 100 == 0 {
+                device.sync().unwrap();
+            }
+        }
+        let after = bytes();
+        println!("{name}: {before} bytes in use after 100 steps, {after} after {steps}");
+        assert!(
+            after < before + cache_bytes / 2,
+            "{name}: {before} bytes in use after 100 steps, {after} after {steps}"
         );
     }
 }
