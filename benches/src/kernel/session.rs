@@ -158,7 +158,10 @@ impl Session {
                 ..row
             },
         };
-        #[allow(irrefutable_let_patterns, reason = "without Flex there is one kind of target")]
+        #[allow(
+            irrefutable_let_patterns,
+            reason = "without Flex there is one kind of target"
+        )]
         if let Target::Cube(device) = target {
             // The next case has other sizes; a cleanup that fails costs memory only.
             let _ = device.client().memory_cleanup();
