@@ -228,11 +228,12 @@ impl<E: FlexElement> Problem<'_, E> {
         };
         let (mut k, mut v) = (vec![0.0; TILE_KEYS * row_len], vec![0.0; TILE_KEYS * pitch]);
         let mut row_buffer = vec![0.0; head_dim];
+        let tile_at = |begin: usize| begin..(begin + TILE_KEYS).min(keys.end);
+        let mut current = self.rows_of(task, tile_at(keys.start));
         for begin in keys.clone().step_by(TILE_KEYS) {
-            let tile = begin..(begin + TILE_KEYS).min(keys.end);
-            for (at, position) in tile.clone().enumerate() {
-                let row = self.source.row(task.sequence, position);
-                let key = self.k.row(&[row, task.kv_head]);
+            let tile = tile_at(begin);
+            let next = self.rows_of(task, tile_at(tile.end));
+            for (at, (key, value)) in current.iter().enumerate() {
                 match layout {
                     KeyLayout::Rows => E::widen(key, &mut k[at * pitch..at * pitch + head_dim]),
                     KeyLayout::Transposed => {
@@ -241,8 +242,7 @@ impl<E: FlexElement> Problem<'_, E> {
                         column.zip(&row_buffer).for_each(|(k, value)| *k = *value);
                     }
                 }
-                let v = &mut v[at * pitch..at * pitch + head_dim];
-                E::widen(self.v.row(&[row, task.kv_head]), v);
+                E::widen(value, &mut v[at * pitch..at * pitch + head_dim]);
             }
             let masked = (0..rows).map(|row| {
                 let seen = visible(row);
@@ -260,10 +260,23 @@ impl<E: FlexElement> Problem<'_, E> {
                 seen: &seen,
                 softcap,
                 head_dim,
+                ahead: &next,
                 state,
             });
+            current = next;
         }
         state.finish(head_dim)
+    }
+
+    /// The rows of K and V of some positions of a task's sequence.
+    fn rows_of(&self, task: Task, positions: std::ops::Range<usize>) -> Vec<(&[E], &[E])> {
+        let mut rows = Vec::with_capacity(positions.len());
+        for position in positions {
+            let row = self.source.row(task.sequence, position);
+            let at = [row, task.kv_head];
+            rows.push((self.k.row(&at), self.v.row(&at)));
+        }
+        rows
     }
 }
 
@@ -326,7 +339,7 @@ impl KeyLayout {
 }
 
 /// One tile of keys for all rows of a task.
-struct Tile<'a> {
+struct Tile<'a, E> {
     /// Scaled queries, `[rows, head_dim]`.
     q: &'a [f32],
     /// Keys in `layout`.
@@ -338,10 +351,12 @@ struct Tile<'a> {
     seen: &'a [(usize, usize)],
     softcap: Option<f32>,
     head_dim: usize,
+    /// Rows of K and V that the next tile reads.
+    ahead: &'a [(&'a [E], &'a [E])],
     state: &'a mut State,
 }
 
-impl WithSimd for Tile<'_> {
+impl<E> WithSimd for Tile<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -354,14 +369,21 @@ impl WithSimd for Tile<'_> {
             seen,
             softcap,
             head_dim,
+            ahead,
             state,
         } = self;
         let (num_rows, num_keys) = (seen.len(), v.len() / state.pitch);
         let mut row = 0;
         match (layout, num_rows) {
-            (KeyLayout::Rows, 1) => row_scores::<S, 1>(simd, q, k, head_dim, num_keys, state),
-            (KeyLayout::Rows, 2) => row_scores::<S, 2>(simd, q, k, head_dim, num_keys, state),
-            (KeyLayout::Rows, _) => row_scores::<S, 3>(simd, q, k, head_dim, num_keys, state),
+            (KeyLayout::Rows, 1) => {
+                row_scores::<S, 1, E>(simd, q, k, head_dim, num_keys, ahead, state)
+            }
+            (KeyLayout::Rows, 2) => {
+                row_scores::<S, 2, E>(simd, q, k, head_dim, num_keys, ahead, state)
+            }
+            (KeyLayout::Rows, _) => {
+                row_scores::<S, 3, E>(simd, q, k, head_dim, num_keys, ahead, state)
+            }
             (KeyLayout::Transposed, _) => {
                 while row + 4 <= num_rows {
                     scores::<S, 4>(simd, q, k, head_dim, num_keys, row, &mut state.scores);
@@ -483,13 +505,17 @@ fn scores<S: Simd, const ROWS: usize>(
 }
 
 /// The scores of all `ROWS` rows, each key a dot product: four keys at a time, and one by one at the end.
+///
+/// A decode uses each key once, so that it waits for memory more than it computes: the rows of the next tile are asked for
+/// meanwhile.
 #[inline(always)]
-fn row_scores<S: Simd, const ROWS: usize>(
+fn row_scores<S: Simd, const ROWS: usize, E>(
     simd: S,
     q: &[f32],
     k: &[f32],
     head_dim: usize,
     num_keys: usize,
+    ahead: &[(&[E], &[E])],
     state: &mut State,
 ) {
     let pitch = state.pitch;
@@ -502,6 +528,10 @@ fn row_scores<S: Simd, const ROWS: usize>(
         let mut keys: [&[f32]; 4] = [&[]; 4];
         for at in 0..4 {
             keys[at] = &k[(key + at) * pitch..(key + at) * pitch + head_dim];
+        }
+        for at in key..(key + 4).min(ahead.len()) {
+            simd::prefetch(ahead[at].0);
+            simd::prefetch(ahead[at].1);
         }
         let dots = simd::dots::<S, 4, ROWS>(simd, keys, queries);
         for at in 0..4 {

@@ -12,6 +12,26 @@ pub(super) fn dispatch<O: WithSimd>(op: O) -> O::Output {
     Arch::new().dispatch(op)
 }
 
+/// Asks for the cache lines of a row that is read soon. Does nothing where that cannot be said.
+#[inline(always)]
+pub(super) fn prefetch<E>(row: &[E]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+
+        const LINE: usize = 64;
+        let start = row.as_ptr().cast::<i8>();
+        let mut offset = 0;
+        while offset < size_of_val(row) {
+            // SAFETY: a prefetch reads nothing that a program could see, and faults at no address.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(start.wrapping_add(offset)) };
+            offset += LINE;
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = row;
+}
+
 /// Dot products of `ROWS` rows of weights with `TOKENS` rows of activations, all of one length.
 ///
 /// Plain loops on purpose: a closure, as in `array::from_fn`, may not be inlined, and is then compiled without the vector
