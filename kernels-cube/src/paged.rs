@@ -48,6 +48,33 @@ impl BlockTableShape {
         self.max_blocks * self.block_size
     }
 
+    /// The slot of `position`, or -1 if its block is none of the cache's.
+    ///
+    /// `block_log2` is the logarithm of the block size where that is a power of two, `by_shift`: a
+    /// division less.
+    pub(crate) fn slot_at(
+        &self,
+        block_table: &[i32],
+        sequence: usize,
+        position: i32,
+        block_log2: u32,
+        #[comptime] by_shift: bool,
+    ) -> i32 {
+        let at = position as usize;
+        let column = if comptime!(by_shift) {
+            at >> block_log2 as usize
+        } else {
+            at / self.block_size
+        };
+        let offset = at - column * self.block_size;
+        let block = block_table[sequence * self.row_stride + column];
+        let mut slot = -1i32.runtime();
+        if block >= 0 && (block as usize) < self.num_blocks {
+            slot = (block as usize * self.block_size + offset) as i32;
+        }
+        slot
+    }
+
     /// The run of keys of `sequence` that starts at `position` and ends with its block, or before
     /// `end`, where `position < end <= max_positions`.
     pub(crate) fn run_at(

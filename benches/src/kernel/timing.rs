@@ -50,6 +50,8 @@ pub struct Times {
     pub us_graph: Option<f64>,
     /// Host time to queue one launch, checks and plan included.
     pub us_host: f64,
+    /// Whether a launch returns when its work is done, so that the host's time is that of the work.
+    pub synchronous: bool,
     /// Launches of one window.
     pub launches: usize,
     /// Windows.
@@ -66,7 +68,7 @@ impl Times {
 
     /// Whether `us` shows how fast the host queues rather than how fast the device is.
     pub fn is_host_bound(&self) -> bool {
-        self.us_graph.is_none() && self.us_host > 0.8 * self.us_queued
+        !self.synchronous && self.us_graph.is_none() && self.us_host > 0.8 * self.us_queued
     }
 
     /// The times for other programs.
@@ -125,7 +127,7 @@ pub(super) fn measure(
     Ok(times)
 }
 
-/// Times `launch` by the wall clock, up to the return of `sync`.
+/// Times `launch`, which returns when its work is done, by the wall clock up to the return of `sync`.
 #[cfg(feature = "flex")]
 pub(super) fn measure_wall(
     sets: usize,
@@ -141,14 +143,18 @@ pub(super) fn measure_wall(
         }
         Ok(begin.elapsed())
     };
-    sample(
+    let times = sample(
         effort,
         |count| wall(&|| queue(count), sync, count),
         || {
             queue(1)?;
             sync()
         },
-    )
+    )?;
+    Ok(Times {
+        synchronous: true,
+        ..times
+    })
 }
 
 /// Warms up, finds how many launches make a window, and takes the windows.
@@ -179,6 +185,7 @@ fn sample(
         us_queued: median(&device),
         us_graph: None,
         us_host: median(&host),
+        synchronous: false,
         launches,
         samples,
         graph_error: None,
@@ -315,6 +322,11 @@ mod tests {
     fn a_host_that_queues_slower_than_the_device_runs_is_named() {
         let mut times = sample(&effort(9), fixed(10e-6, 9e-6), || Ok(())).unwrap();
         assert!(times.is_host_bound());
+        let synchronous = Times {
+            synchronous: true,
+            ..times.clone()
+        };
+        assert!(!synchronous.is_host_bound());
         times.take_graph(&[4e-6, 2e-6, 3e-6]);
         assert!(!times.is_host_bound());
         assert!((times.us - 3.0).abs() < 1e-9 && (times.us_queued - 10.0).abs() < 1e-9);

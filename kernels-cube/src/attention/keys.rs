@@ -127,19 +127,7 @@ pub(super) fn key_row(
     if comptime!(source == KeySource::Packed) {
         keys_begin + position
     } else {
-        let at = position as usize;
-        let column = if comptime!(by_shift) {
-            at >> block_log2 as usize
-        } else {
-            at / table.block_size
-        };
-        let offset = at - column * table.block_size;
-        let block = block_table[sequence * table.row_stride + column];
-        let mut row = -1i32.runtime();
-        if block >= 0 && (block as usize) < table.num_blocks {
-            row = (block as usize * table.block_size + offset) as i32;
-        }
-        row
+        table.slot_at(block_table, sequence, position, block_log2, by_shift)
     }
 }
 

@@ -11,7 +11,8 @@ pub struct AttentionOptions {
     /// Bound of the scores: `softcap · tanh(score / softcap)`. `None` leaves them unbounded.
     pub softcap: Option<f32>,
     /// Positions after which the keys of every row are cut into parts that are attended on their own, so that the bits of a
-    /// row depend on nothing else in the batch. `None` cuts as it suits the device and the batch.
+    /// row depend on nothing else in the batch. Each part of each row keeps an output in f32 until they are put together: as
+    /// many as positions of the longest sequence allow. `None` cuts as it suits the device and the batch.
     pub fixed_split: Option<usize>,
 }
 

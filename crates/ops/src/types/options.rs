@@ -13,7 +13,8 @@ pub struct AttentionOptions {
     /// Soft cap: scores become `softcap * tanh(score / softcap)` before the mask.
     pub softcap: Option<f32>,
     /// Positions after which the keys of each row are cut into parts that are attended on their own, so that the bits of a
-    /// row depend on nothing else in the batch. `None` leaves it to the device to cut as it likes.
+    /// row depend on nothing else in the batch. On a GPU each part of each row takes an output in f32 for the time of the
+    /// call, so small parts of long contexts take much memory. `None` leaves it to the device to cut as it likes.
     pub fixed_split: Option<usize>,
 }
 

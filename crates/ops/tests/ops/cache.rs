@@ -169,7 +169,8 @@ fn a_store_writes_in_place() {
     }
 }
 
-/// Thousands of decoding steps on one cache: no step copies it, and nothing is left behind.
+/// Thousands of decoding steps on one cache leave nothing behind. That none copies it is held by the refusal of a cache with
+/// a second handle.
 #[test]
 #[cfg(feature = "cube")]
 fn memory_stays_flat_over_many_steps() {
