@@ -42,6 +42,8 @@ pub struct DeviceFacts {
     pub mma_bf16: bool,
     /// Whether kernels may contain instructions of NVIDIA GPUs as text: only CubeCL's CUDA C++ compiler takes them.
     pub inline_ptx: bool,
+    /// Whether the kernels for Hopper run: compute capability 9.0, that compiler, and the feature `hopper`.
+    pub hopper: bool,
 }
 
 impl DeviceFacts {
@@ -67,6 +69,9 @@ impl DeviceFacts {
             mma_bf16: multiplies(properties, FloatKind::BF16),
             // There is no property of its own; the bulk copies of CUDA come with the same compiler alone.
             inline_ptx: properties.features.tma.contains(Tma::Base),
+            hopper: cfg!(feature = "hopper")
+                && properties.features.tma.contains(Tma::Base)
+                && properties.identity.fingerprint == "ptx_sm90",
         }
     }
 
@@ -170,6 +175,7 @@ pub(crate) mod tests {
             mma_f16: true,
             mma_bf16: true,
             inline_ptx: true,
+            hopper: true,
         }
     }
 
@@ -192,6 +198,7 @@ pub(crate) mod tests {
             mma_f16: false,
             mma_bf16: false,
             inline_ptx: false,
+            hopper: false,
         }
     }
 

@@ -12,6 +12,7 @@
 //! - `greedy`, `sample`: logits to token ids
 //! - `paged`, `sequence`, `layout`: positions, slots and offsets, on the device and on the host
 //! - `device`, `grid`, `rows`, `reduce`: what plans are made from
+//! - `hopper`: the instructions of NVIDIA's Hopper that CubeCL has no words for
 //! - `logits`: the largest of a row, for `greedy` and `sample`
 //!
 //! # Contract
@@ -22,7 +23,8 @@
 //!
 //! # Features
 //! None by default: a binary chooses the runtime. `cpu`, `cuda`, `cuda-hopper` (CUDA through the CUDA
-//! C++ compiler), `vulkan`, `metal`, `wgpu` and `rocm` link one, for tests and benches.
+//! C++ compiler, with the kernels for Hopper), `vulkan`, `metal`, `wgpu` and `rocm` link one, for tests and benches.
+//! `hopper` compiles the kernels for Hopper in, for a runtime that something else links.
 //!
 //! # Examples
 //! ```no_run
@@ -52,6 +54,8 @@ mod error;
 mod gather_kv;
 mod greedy;
 mod grid;
+#[cfg(feature = "hopper")]
+mod hopper;
 mod launcher;
 mod layout;
 mod linear;
@@ -79,7 +83,7 @@ pub use gather_kv::gather_kv;
 pub use greedy::greedy;
 pub use grid::Grid;
 pub use launcher::Launcher;
-pub use linear::linear;
+pub use linear::{Epilogue, LinearPlan, LinearProblem, linear, linear_with};
 pub use merge_attention::{PartialAttention, merge_attention};
 pub use rms_norm::{add_rms_norm, rms_norm};
 pub use rotary::{RotaryTable, rotary, rotary_and_store};

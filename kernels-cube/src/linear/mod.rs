@@ -1,11 +1,20 @@
 //! Products of activations with stored weights.
 //!
+//! - `plan.rs`: which kernel, with which sizes
 //! - `launch.rs`: checks, plan, launch
-//! - `portable.rs`: the kernel, for every runtime
+//! - `portable.rs`: one unit for each row of the weights; every runtime
+//! - `skinny.rs`: weights streamed once past up to 256 tokens; Hopper
+//! - `large.rs`: tiles of 128 tokens; Hopper
 //!
 //! The portable form streams the weights once per few tokens and uses no matrix unit: it is for devices without one.
 
+#[cfg(feature = "hopper")]
+mod large;
 mod launch;
+mod plan;
 mod portable;
+#[cfg(feature = "hopper")]
+mod skinny;
 
-pub use launch::linear;
+pub use launch::{linear, linear_with};
+pub use plan::{Epilogue, LinearPlan, LinearProblem};

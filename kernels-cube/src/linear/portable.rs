@@ -1,4 +1,4 @@
-//! out[t, o] = Σ_i x[t, i] · weight[o, i].
+//! out[t, o] = Σ_i x[t, i] · weight[o, i] + bias[o].
 //!
 //! Owns      unit: one row of the weights against `TOKENS_PER_UNIT` tokens.
 //! Memory    registers: one vector of sums per token.
@@ -11,10 +11,12 @@ use cubecl::prelude::*;
 /// Tokens that share one pass over a row of weights.
 pub(super) const TOKENS_PER_UNIT: usize = 4;
 
+/// `bias` is read only with `has_bias`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn linear_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],
     weight: &[Vector<F, N>],
+    bias: &[F],
     out: &mut [F],
     num_tokens: usize,
     out_features: usize,
@@ -22,6 +24,7 @@ pub(super) fn linear_kernel<F: Float, N: Size>(
     weight_stride: usize,
     out_stride: usize,
     row_vectors: usize,
+    #[comptime] has_bias: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let row = ABSOLUTE_POS % out_features;
@@ -51,7 +54,11 @@ pub(super) fn linear_kernel<F: Float, N: Size>(
     #[unroll]
     for at in 0..TOKENS_PER_UNIT {
         if first + at < num_tokens {
-            out[(first + at) * out_stride + row] = F::cast_from(sums[at].vector_sum());
+            let mut sum = sums[at].vector_sum();
+            if comptime!(has_bias) {
+                sum += f32::cast_from(bias[row]);
+            }
+            out[(first + at) * out_stride + row] = F::cast_from(sum);
         }
     }
 }

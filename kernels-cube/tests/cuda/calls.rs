@@ -4,9 +4,9 @@
 //! are free on a device without memory, so sizes may be as large as a form needs.
 
 use burn_paged_kernels::{
-    AttentionOptions, KernelError, Keys, Launcher, PartialAttention, RotaryTable, TensorRef,
-    add_rms_norm, attention, embedding, gather_kv, greedy, linear, merge_attention, rms_norm,
-    rotary, rotary_and_store, sample, silu_and_mul, store_kv,
+    AttentionOptions, Epilogue, KernelError, Keys, Launcher, PartialAttention, RotaryTable,
+    TensorRef, add_rms_norm, attention, embedding, gather_kv, greedy, linear, merge_attention,
+    rms_norm, rotary, rotary_and_store, sample, silu_and_mul, store_kv,
 };
 use cubecl::ir::{ElemType, FloatKind, IntKind};
 
@@ -61,6 +61,7 @@ pub(crate) fn all() -> Vec<Call> {
         calls.norm();
         calls.rotary();
         calls.rows();
+        calls.linear();
         calls.cache();
         calls.attention();
         calls.calls
@@ -178,6 +179,67 @@ impl Calls {
         }
     }
 
+    fn linear(&mut self) {
+        for (tokens, out, inner) in [(7, 96, 33), (7, 96, 576)] {
+            self.product([tokens, out, inner], false, Epilogue::None);
+        }
+        if !self.on_matrix_units() {
+            return;
+        }
+        // Every number of tokens that is compiled for, alone and in clusters.
+        for tokens in [1, 16, 32, 64, 96, 128, 192, 256] {
+            self.product([tokens, 4096, 4096], false, Epilogue::None);
+        }
+        for epilogue in [Epilogue::None, Epilogue::SiluAndMul] {
+            for tokens in [8, 256] {
+                self.product([tokens, 28_672, 4096], true, epilogue);
+            }
+            // Wide tiles, and narrow ones.
+            for tokens in [8192, 300] {
+                self.product([tokens, 4096, 4096], false, epilogue);
+                self.product([tokens, 4096, 4096], true, epilogue);
+            }
+        }
+    }
+
+    /// Whether kernels for Hopper are compiled in, and take this dtype.
+    fn on_matrix_units(&self) -> bool {
+        cfg!(feature = "hopper") && self.dtype.size() == 2
+    }
+
+    /// A product of `[tokens, inner]` with `[out, inner]`.
+    fn product(&mut self, [tokens, out, inner]: [usize; 3], bias: bool, epilogue: Epilogue) {
+        let dtype = self.dtype;
+        let promise = match self.on_matrix_units() && inner.is_multiple_of(8) {
+            false => Promise::new(&["linear_kernel"], 80),
+            true if tokens <= 256 => Promise::new(&["skinny_linear_kernel"], 224).on_tensor_cores(),
+            true => Promise::new(&["large_linear_kernel"], 168).on_tensor_cores(),
+        };
+        let name = match (bias, epilogue) {
+            (false, Epilogue::None) => "linear".to_owned(),
+            (true, Epilogue::None) => "linear, bias".to_owned(),
+            (false, epilogue) => format!("linear, {epilogue:?}"),
+            (true, epilogue) => format!("linear, bias, {epilogue:?}"),
+        };
+        self.add(
+            &format!("{name} {tokens}x{inner}x{out}"),
+            promise,
+            move |t| {
+                let (x, weight) = (
+                    t.tensor(dtype, &[tokens, inner]),
+                    t.tensor(dtype, &[out, inner]),
+                );
+                let columns = match epilogue {
+                    Epilogue::None => out,
+                    Epilogue::SiluAndMul => out / 2,
+                };
+                let bias = bias.then(|| t.tensor(dtype, &[out]));
+                let y = t.tensor(dtype, &[tokens, columns]);
+                linear(t.launcher, &x, &weight, bias.as_ref(), epilogue, &y)
+            },
+        );
+    }
+
     fn rows(&mut self) {
         let dtype = self.dtype;
         for width in [576, 33] {
@@ -187,14 +249,6 @@ impl Calls {
                 move |t| {
                     let x = t.tensor(dtype, &[7, 2 * width]);
                     silu_and_mul(t.launcher, &x, &t.tensor(dtype, &[7, width]))
-                },
-            );
-            self.add(
-                &format!("linear {width}"),
-                Promise::new(&["linear_kernel"], 80),
-                move |t| {
-                    let (x, weight) = (t.tensor(dtype, &[7, width]), t.tensor(dtype, &[96, width]));
-                    linear(t.launcher, &x, &weight, &t.tensor(dtype, &[7, 96]))
                 },
             );
             self.add(

@@ -3,7 +3,7 @@
 //! - `arith.rs`, `random.rs`: dtypes and their rounding, reproducible numbers
 //! - `place.rs`: tensors on the device in any layout, with poison around them
 //! - `compare.rs`: the one comparison
-//! - `attention/`, `cache.rs`, `merge.rs`, `norm.rs`, `rotary.rs`, `rows.rs`, `sample.rs`: the ops
+//! - `attention/`, `cache.rs`, `merge.rs`, `linear.rs`, `norm.rs`, `rotary.rs`, `rows.rs`, `sample.rs`: the ops
 //! - `large.rs`: offsets that 32 bits do not hold, where the memory is there
 //! - `refuse.rs`: what is refused before a launch
 #![cfg(any(feature = "cpu", feature = "cuda"))]
@@ -15,6 +15,7 @@ mod bf16;
 mod cache;
 mod compare;
 mod large;
+mod linear;
 mod merge;
 mod norm;
 mod place;

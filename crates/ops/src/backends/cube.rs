@@ -330,6 +330,8 @@ impl InferenceOps for CubeBackend {
             &launcher(&x),
             &tensor_ref(&x),
             &tensor_ref(&weight),
+            None,
+            kernels::Epilogue::None,
             &tensor_ref(&out),
         ));
         out

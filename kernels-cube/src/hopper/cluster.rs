@@ -1,0 +1,34 @@
+//! Cubes that run at the same time and see each other's shared memory.
+
+use cubecl::prelude::*;
+
+/// This cube's place in its cluster.
+#[cube]
+pub(crate) fn rank() -> u32 {
+    let rank: u32;
+    gpu_asm!("mov.u32 {}, %%cluster_ctarank;", out(_) rank, options(pure, nomem));
+    rank + 0
+}
+
+/// Waits for every unit of the cluster; what each wrote before, all see after.
+#[cube]
+pub(crate) fn sync() {
+    gpu_asm!("barrier.cluster.arrive.release.aligned;");
+    gpu_asm!("barrier.cluster.wait.acquire.aligned;");
+}
+
+/// The same place in the shared memory of cube `rank` of the cluster.
+#[cube]
+pub(crate) fn address_in(address: u32, rank: u32) -> u32 {
+    let there: u32;
+    gpu_asm!("mapa.shared::cluster.u32 {}, {}, {};", out(_) there, in(_) address, in(_) rank, options(pure, nomem));
+    there + 0
+}
+
+/// Four words from an address of [`address_in`].
+#[cube]
+pub(crate) fn load_f32x4(address: u32) -> Vector<f32, Const<4>> {
+    let words: Vector<f32, Const<4>>;
+    gpu_asm!("ld.shared::cluster.v4.f32 {}, [{}];", out(_) words, in(_) address);
+    words
+}

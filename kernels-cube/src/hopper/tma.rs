@@ -1,0 +1,108 @@
+//! The copy engine: tiles between tensors in memory and shared memory.
+//!
+//! A tensor map, made by the runtime at each launch, tells the engine where the tensor lies and how large a tile is. What
+//! of a tile lies outside of the tensor reads as zero and is not written.
+
+use cubecl::prelude::*;
+use cubecl::zspace::{Shape, Strides};
+use cubecl_cpp::cuda::ptx::tensor_map_address;
+
+use crate::tensor::TensorRef;
+
+/// Elements of 16 bits in a row of a tile: the span of the swizzle.
+pub(crate) const TILE_COLUMNS: usize = 64;
+
+/// The map of a matrix `[rows, columns]` for tiles of `tile_rows` by [`TILE_COLUMNS`], swizzled over 128 bytes.
+///
+/// Rows must start at multiples of 16 bytes, and sizes fit an i32.
+///
+/// # Safety
+/// The matrix must lie in its buffer.
+pub(crate) unsafe fn matrix_map(tensor: &TensorRef, tile_rows: usize) -> TensorMapArg<Tiled> {
+    let mut strides = tensor.strides().to_vec();
+    if tensor.shape()[0] == 1 {
+        // The stride of a single row may be anything, and the engine wants one it could step by.
+        strides[0] = strides[0].max(tensor.shape()[1].next_multiple_of(8));
+    }
+    // SAFETY: the caller promises that the matrix lies in its buffer.
+    let matrix = unsafe {
+        TensorArg::from_raw_parts(
+            tensor.handle().clone(),
+            Strides::from(strides),
+            Shape::from(tensor.shape().to_vec()),
+        )
+    };
+    let tile_size = Shape::from(vec![tile_rows, TILE_COLUMNS]);
+    TensorMapArg::new(TiledArgs { tile_size }, matrix, tensor.dtype())
+        .with_swizzle(TensorMapSwizzle::B128)
+        .with_prefetch(TensorMapPrefetch::B256)
+}
+
+/// How long what is loaded should stay in the L2 cache.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub(crate) enum Reuse {
+    /// Nobody else reads it.
+    Never,
+    /// Others will.
+    Often,
+}
+
+impl Reuse {
+    /// The policy as `createpolicy.fractional.L2` makes it for all of the data, with `evict_first` or `evict_last`.
+    fn policy(self) -> u64 {
+        match self {
+            Self::Never => 0x12f0_0000_0000_0000,
+            Self::Often => 0x14f0_0000_0000_0000,
+        }
+    }
+}
+
+/// The address of a map, as the copies take it.
+#[cube]
+pub(crate) fn map_address<F: Float>(map: &TensorMap<F, Tiled>) -> u64 {
+    tensor_map_address::<F, Tiled>(map)
+}
+
+/// Fetches a map into the cache of descriptors.
+#[cube]
+pub(crate) fn prefetch_map(map: u64) {
+    gpu_asm!("prefetch.tensormap [{}];", in(_) map);
+}
+
+/// Loads the tile whose first element is (`row`, `column`) to `target`; its bytes count for the phase of `barrier`.
+#[cube]
+pub(crate) fn load(
+    target: u32,
+    map: u64,
+    column: u32,
+    row: u32,
+    barrier: u32,
+    #[comptime] reuse: Reuse,
+) {
+    let policy = comptime!(reuse.policy()).runtime();
+    gpu_asm!(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [{}], [{}, {{{}, {}}}], [{}], {};",
+        in(_) target, in(_) map, in(_) column, in(_) row, in(_) barrier, in(_) policy
+    );
+}
+
+/// Stores the tile at `source` with its first element at (`row`, `column`). [`commit`] closes a group of stores.
+#[cube]
+pub(crate) fn store(map: u64, column: u32, row: u32, source: u32) {
+    gpu_asm!(
+        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [{}, {{{}, {}}}], [{}];",
+        in(_) map, in(_) column, in(_) row, in(_) source
+    );
+}
+
+/// Closes a group of stores of this unit.
+#[cube]
+pub(crate) fn commit() {
+    gpu_asm!("cp.async.bulk.commit_group;");
+}
+
+/// Waits until all but the last `pending` groups of this unit have read their shared memory.
+#[cube]
+pub(crate) fn wait_read(#[comptime] pending: u32) {
+    gpu_asm!("cp.async.bulk.wait_group.read {pending};");
+}

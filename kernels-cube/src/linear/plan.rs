@@ -1,0 +1,283 @@
+use cubecl::ir::{ElemType, FloatKind};
+
+use crate::device::DeviceFacts;
+
+/// Rows of the weights that a cube of the kernel for few tokens multiplies.
+pub(super) const SKINNY_FEATURES: usize = 128;
+
+/// Words from the sums of a token to those of the next: units of a warp that store at once meet in no bank.
+pub(super) const SKINNY_SUM_PITCH: usize = SKINNY_FEATURES + 4;
+
+/// Tokens of a tile of the kernel for many.
+pub(super) const LARGE_TOKENS: usize = 128;
+
+/// Features of a tile of results on their way out of the kernel for many tokens.
+pub(super) const LARGE_OUT_COLUMNS: usize = 64;
+
+/// Elements of a row in a stage: those of one step along the sum.
+const STEP: usize = 64;
+
+/// Bytes of a row in a stage.
+const ROW_BYTES: usize = 2 * STEP;
+
+/// The most tokens that one product of a warpgroup takes.
+const MAX_SKINNY_TOKENS: usize = 256;
+
+/// Most cubes of a cluster that run on every device with clusters.
+const MAX_PARTS: usize = 8;
+
+/// Steps along the sum that a part should have at least, to be worth its start.
+const MIN_STEPS: usize = 8;
+
+/// Rows of tiles in a band: 16 tiles of 128 tokens beside some 8 of 256 features are what a device runs at once.
+const BAND: u32 = 16;
+
+/// Shared memory that a cube may take so that two run on a multiprocessor. Each takes 1,024 bytes more than it asks for.
+const SHARED_FOR_TWO: usize = 113 * 1024;
+
+/// What is done to a product before it is written.
+#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
+pub enum Epilogue {
+    /// Nothing.
+    #[default]
+    None,
+    /// Rows of the weights come in turns of 64, of a gate and of what it lets through: `silu(gate) · up`.
+    SiluAndMul,
+}
+
+impl Epilogue {
+    /// Columns of the output for so many rows of the weights.
+    pub(super) const fn out_features(self, weight_rows: usize) -> usize {
+        match self {
+            Self::None => weight_rows,
+            Self::SiluAndMul => weight_rows / 2,
+        }
+    }
+}
+
+/// Bytes of a stage of the kernel for few tokens.
+pub(super) const fn skinny_stage_bytes(tokens: usize) -> usize {
+    (SKINNY_FEATURES + tokens) * ROW_BYTES
+}
+
+/// Bytes of its shared memory without barriers: a ring of stages, and then sums in their place.
+pub(super) const fn skinny_data_bytes(tokens: usize, stages: usize) -> usize {
+    let ring = stages * skinny_stage_bytes(tokens);
+    let sums = tokens * SKINNY_SUM_PITCH * 4;
+    if ring > sums { ring } else { sums }
+}
+
+/// Bytes of a stage of the kernel for many tokens.
+pub(super) const fn large_stage_bytes(columns: usize) -> usize {
+    (LARGE_TOKENS + columns) * ROW_BYTES
+}
+
+/// Bytes of its shared memory without barriers: a ring of stages, and two tiles of results for each warpgroup.
+pub(super) const fn large_data_bytes(columns: usize, stages: usize) -> usize {
+    stages * large_stage_bytes(columns) + 2 * LARGE_TOKENS * LARGE_OUT_COLUMNS * 2
+}
+
+/// The sizes of one product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinearProblem {
+    /// Rows of `x`.
+    pub num_tokens: usize,
+    /// Columns of `x`, length of the sums.
+    pub in_features: usize,
+    /// Rows of the weights.
+    pub weight_rows: usize,
+    /// Type of all tensors.
+    pub dtype: ElemType,
+    /// Whether rows of all tensors start at multiples of 16 bytes.
+    pub aligned: bool,
+}
+
+/// How a product is computed. Fields are numbers that a kernel takes; benches and tests may set others.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub enum LinearPlan {
+    /// One unit for each row of the weights and some tokens; runs everywhere.
+    Portable,
+    /// Weights streamed once past up to 256 tokens.
+    Skinny {
+        /// Tokens, padded to a multiple of 8.
+        tokens: usize,
+        /// Stages of the ring.
+        stages: usize,
+        /// Parts of each sum: cubes of a cluster, 1, 2, 4 or 8.
+        parts: u32,
+    },
+    /// Tiles of 128 tokens.
+    Large {
+        /// Features of a tile, 128 or 256.
+        columns: usize,
+        /// Stages of the ring.
+        stages: usize,
+        /// Rows of tiles in a band.
+        band: u32,
+    },
+}
+
+impl LinearPlan {
+    /// Plans `problem`.
+    pub fn new(facts: &DeviceFacts, problem: &LinearProblem) -> Self {
+        if !Self::is_fast(facts, problem) {
+            return Self::Portable;
+        }
+        match problem.num_tokens {
+            ..=MAX_SKINNY_TOKENS => Self::skinny(facts, problem),
+            _ => Self::large(facts, problem),
+        }
+    }
+
+    /// Whether the kernels for Hopper take `problem`.
+    pub fn is_fast(facts: &DeviceFacts, problem: &LinearProblem) -> bool {
+        let half = matches!(
+            problem.dtype,
+            ElemType::Float(FloatKind::F16 | FloatKind::BF16)
+        );
+        facts.hopper && half && problem.aligned && problem.in_features > 0
+    }
+
+    fn skinny(facts: &DeviceFacts, problem: &LinearProblem) -> Self {
+        // Few steps, so that few kernels are compiled.
+        let steps = [8, 16, 32, 64, 96, 128, 192, MAX_SKINNY_TOKENS];
+        let fits = |&tokens: &usize| tokens >= problem.num_tokens;
+        let tokens = steps.into_iter().find(fits).unwrap_or(MAX_SKINNY_TOKENS);
+        // Two cubes on a multiprocessor: one starts or ends while the other streams.
+        let stage_bytes = skinny_stage_bytes(tokens);
+        let shared = match 3 * stage_bytes <= SHARED_FOR_TWO {
+            true => SHARED_FOR_TWO,
+            false => facts.max_shared_memory_bytes,
+        };
+        let stages = (shared / (stage_bytes + 16)).min(8);
+        Self::Skinny {
+            tokens,
+            stages,
+            parts: parts(facts, problem),
+        }
+    }
+
+    fn large(facts: &DeviceFacts, problem: &LinearProblem) -> Self {
+        let multiprocessors = facts.num_multiprocessors.unwrap_or(1) as usize;
+        // Rounds of tiles, times what one takes: narrow ones read more for each product.
+        let cost = |columns: usize| {
+            let rows = problem.num_tokens.div_ceil(LARGE_TOKENS);
+            let tiles = rows * problem.weight_rows.div_ceil(columns);
+            let rounds = tiles.div_ceil(multiprocessors);
+            rounds * if columns == 256 { 100 } else { 56 }
+        };
+        let (columns, stages) = match cost(256) <= cost(128) {
+            true => (256, 4),
+            false => (128, 6),
+        };
+        Self::Large {
+            columns,
+            stages,
+            band: BAND,
+        }
+    }
+}
+
+/// Cubes that share the rows of a tile: as many as it takes to give every multiprocessor work.
+fn parts(facts: &DeviceFacts, problem: &LinearProblem) -> u32 {
+    let tiles = problem.weight_rows.div_ceil(SKINNY_FEATURES);
+    let steps = problem.in_features.div_ceil(STEP);
+    // Some are lost where clusters do not divide the multiprocessors of a group.
+    let wanted = facts.num_multiprocessors.unwrap_or(1) as usize * 7 / 8;
+    let mut parts = 1;
+    while parts < MAX_PARTS && tiles * parts < wanted && steps / (2 * parts) >= MIN_STEPS {
+        parts *= 2;
+    }
+    parts as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::F32;
+    use crate::device::tests::{cpu, gpu};
+
+    const BF16: ElemType = ElemType::Float(FloatKind::BF16);
+
+    fn problem(num_tokens: usize, weight_rows: usize, in_features: usize) -> LinearProblem {
+        LinearProblem {
+            num_tokens,
+            in_features,
+            weight_rows,
+            dtype: BF16,
+            aligned: true,
+        }
+    }
+
+    #[test]
+    fn every_plan_fits_into_shared_memory() {
+        for num_tokens in [1, 8, 9, 32, 64, 65, 96, 128, 129, 200, 256, 257, 512, 8192] {
+            for weight_rows in [8, 576, 4096, 6144, 28_672, 128_256] {
+                for in_features in [8, 576, 4096, 14_336] {
+                    let problem = problem(num_tokens, weight_rows, in_features);
+                    let (data, stages) = match LinearPlan::new(&gpu(), &problem) {
+                        LinearPlan::Portable => panic!("{problem:?} is portable"),
+                        LinearPlan::Skinny {
+                            tokens,
+                            stages,
+                            parts,
+                        } => {
+                            assert!(tokens >= num_tokens && tokens.is_multiple_of(8));
+                            assert!(parts as usize <= in_features.div_ceil(STEP));
+                            (skinny_data_bytes(tokens, stages), stages)
+                        }
+                        LinearPlan::Large {
+                            columns, stages, ..
+                        } => (large_data_bytes(columns, stages), stages),
+                    };
+                    assert!(stages >= 3);
+                    assert!(
+                        data + 16 * stages <= gpu().max_shared_memory_bytes,
+                        "{problem:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn narrow_weights_are_shared_by_the_cubes_of_a_cluster() {
+        let parts = |weight_rows, in_features| parts(&gpu(), &problem(1, weight_rows, in_features));
+        assert_eq!(parts(4096, 4096), 4);
+        assert_eq!(parts(6144, 4096), 4);
+        assert_eq!(parts(28_672, 4096), 1);
+        assert_eq!(parts(576, 576), 1);
+        assert_eq!(parts(4096, 64), 1);
+    }
+
+    #[test]
+    fn tiles_are_narrow_where_wide_ones_leave_multiprocessors_without() {
+        let columns = |problem| match LinearPlan::new(&gpu(), &problem) {
+            LinearPlan::Large { columns, .. } => columns,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(columns(problem(8192, 4096, 4096)), 256);
+        assert_eq!(columns(problem(512, 4096, 4096)), 128);
+    }
+
+    #[test]
+    fn what_the_fast_kernels_do_not_take_is_portable() {
+        let fast = problem(7, 64, 64);
+        let slow = [
+            LinearProblem { dtype: F32, ..fast },
+            LinearProblem {
+                aligned: false,
+                ..fast
+            },
+            LinearProblem {
+                in_features: 0,
+                ..fast
+            },
+        ];
+        assert_ne!(LinearPlan::new(&gpu(), &fast), LinearPlan::Portable);
+        for problem in slow {
+            assert_eq!(LinearPlan::new(&gpu(), &problem), LinearPlan::Portable);
+        }
+        assert_eq!(LinearPlan::new(&cpu(), &fast), LinearPlan::Portable);
+    }
+}
