@@ -41,6 +41,9 @@ pub struct KernelArgs {
     /// Few and short windows, and only the last heads and model of `shapes.json`: to see that all works.
     #[arg(long)]
     pub quick: bool,
+    /// Times the plans that were not chosen, too, where a bench knows some.
+    #[arg(long)]
+    pub all_plans: bool,
     /// Does not compare results before they are timed.
     #[arg(long)]
     pub(super) no_check: bool,

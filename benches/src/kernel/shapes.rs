@@ -59,6 +59,8 @@ pub struct Model {
     pub head_dim: usize,
     /// Elements between the two products of the feed-forward part.
     pub ffn: usize,
+    /// Tokens of the vocabulary.
+    pub vocab: usize,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     /// Added to the mean of squares.
@@ -91,6 +93,10 @@ pub struct Shapes {
     pub models: Vec<Model>,
     /// Rows of a layer's activations.
     pub layer_rows: Vec<usize>,
+    /// Rows of products with weights.
+    pub linear_rows: Vec<usize>,
+    /// Rows, columns and depth of a product of squares.
+    pub square: usize,
 }
 
 #[derive(Deserialize)]
@@ -154,7 +160,9 @@ impl Shapes {
                 .collect(),
             cache: file.cache,
             models: file.llama.models,
-            layer_rows: vec![1, 32, 256, 2048, 16384],
+            layer_rows: vec![1, 32, 256, 2048, 8192, 16384],
+            linear_rows: vec![1, 8, 32, 64, 128, 2048, 8192],
+            square: 8192,
         };
         if sizes == Sizes::Small {
             shapes.attention = small_attention();
@@ -164,6 +172,8 @@ impl Shapes {
                 pool_tokens: 8192,
             };
             shapes.layer_rows = vec![1, 32, 256];
+            shapes.linear_rows = vec![1, 8];
+            shapes.square = 128;
         }
         Ok(shapes)
     }

@@ -352,13 +352,15 @@ pub(crate) fn silu_and_mul(x: Tensor<2>) -> Tensor<2> {
     Tensor::from_dispatch(Dispatch::silu_and_mul(x.into_dispatch()))
 }
 
-/// True where the trait's [`linear`](InferenceOps::linear) beats the backend's own matrix product.
-pub(crate) fn has_linear(device: &Device) -> bool {
-    match device.as_dispatch() {
+/// True where the trait's [`linear`](InferenceOps::linear) beats the backend's own matrix product with `weight`.
+pub(crate) fn has_linear(weight: &Tensor<2>) -> bool {
+    match weight.device().as_dispatch() {
         #[cfg(feature = "flex")]
         DispatchDevice::Flex(_) => true,
         #[cfg(feature = "cube")]
-        DispatchDevice::Cube(device) => crate::backends::cube::is_cpu(device.client()),
+        DispatchDevice::Cube(device) => {
+            crate::backends::cube::has_linear(device.client(), weight.dims(), weight.dtype())
+        }
         #[allow(unreachable_patterns)] // As in `implemented_by`.
         _ => false,
     }

@@ -98,6 +98,7 @@ fn multiply(
         in_features,
         weight_rows,
         dtype,
+        epilogue,
         aligned: out_features.is_multiple_of(8) && tensors.iter().all(aligned),
     };
     let planned = LinearPlan::new(launcher.facts(), &problem);
@@ -118,6 +119,7 @@ fn multiply(
         #[cfg(feature = "hopper")]
         LinearPlan::Skinny {
             tokens,
+            features,
             stages,
             parts,
         } => hopper::skinny(
@@ -125,7 +127,7 @@ fn multiply(
             launcher,
             &problem,
             &operands,
-            [tokens, stages, parts as usize],
+            [tokens, features, stages, parts as usize],
         ),
         #[cfg(feature = "hopper")]
         LinearPlan::Large {
@@ -200,10 +202,10 @@ mod hopper {
 
     use super::super::large::{self, LargeSpec, large_linear_kernel};
     use super::super::plan::{
-        LARGE_OUT_COLUMNS, LARGE_TOKENS, SKINNY_FEATURES, large_data_bytes, skinny_data_bytes,
+        LARGE_OUT_COLUMNS, LARGE_TOKENS, large_data_bytes, skinny_data_bytes,
     };
-    use super::super::skinny::{self, SkinnySpec, skinny_linear_kernel};
-    use super::{LinearProblem, Operands};
+    use super::super::skinny::{SkinnySpec, skinny_linear_kernel};
+    use super::{Epilogue, LinearProblem, Operands};
     use crate::check::Check;
     use crate::error::KernelError;
     use crate::hopper::{HalfType, tma, wgmma};
@@ -247,22 +249,28 @@ mod hopper {
         launcher: &Launcher,
         problem: &LinearProblem,
         operands: &Operands<'_>,
-        [tokens, stages, parts]: [usize; 3],
+        [tokens, features, stages, parts]: [usize; 4],
     ) -> Result<(), KernelError> {
         let steps = problem.in_features.div_ceil(tma::TILE_COLUMNS);
         let legal = problem.num_tokens <= tokens
             && tokens <= 256
             && tokens.is_multiple_of(8)
             && parts <= steps
+            && (features == 128 || features == 64 && problem.epilogue == Epilogue::None)
             && [1, 2, 4, 8].contains(&parts);
         if !legal {
             return check.unsupported(format!(
-                "{} tokens as {tokens}, {steps} steps in {parts} parts",
+                "{} tokens as {tokens}, {features} features at a time, {steps} steps in {parts} parts",
                 problem.num_tokens
             ));
         }
-        fits(check, launcher, skinny_data_bytes(tokens, stages), stages)?;
-        let cubes = problem.weight_rows.div_ceil(SKINNY_FEATURES) * parts;
+        fits(
+            check,
+            launcher,
+            skinny_data_bytes(features, tokens, stages),
+            stages,
+        )?;
+        let cubes = problem.weight_rows.div_ceil(features) * parts;
         let out_stride = match problem.num_tokens {
             1 => 0,
             _ => operands.out.strides()[0] / 4,
@@ -275,6 +283,7 @@ mod hopper {
         )?;
         let spec = SkinnySpec {
             tokens,
+            features,
             stages,
             parts: parts as u32,
             kind: half(check, problem)?,
@@ -287,9 +296,9 @@ mod hopper {
             skinny_linear_kernel::launch_unchecked(
                 launcher.client(),
                 CubeCount::Static(count(check, "cubes", cubes)?, 1, 1),
-                CubeDim::new_1d(skinny::UNITS),
+                CubeDim::new_1d(spec.units()),
                 tma::matrix_map(operands.x, tokens),
-                tma::matrix_map(operands.weight, SKINNY_FEATURES),
+                tma::matrix_map(operands.weight, features),
                 // Without a bias, nobody reads it.
                 operands.bias.unwrap_or(operands.x).buffer_arg(4),
                 operands.out.buffer_arg(4),

@@ -2,11 +2,11 @@ use cubecl::ir::{ElemType, FloatKind};
 
 use crate::device::DeviceFacts;
 
-/// Rows of the weights that a cube of the kernel for few tokens multiplies.
-pub(super) const SKINNY_FEATURES: usize = 128;
-
-/// Words from the sums of a token to those of the next: units of a warp that store at once meet in no bank.
-pub(super) const SKINNY_SUM_PITCH: usize = SKINNY_FEATURES + 4;
+/// Words from the sums of a token to those of the next, in the kernel for few tokens: units of a warp that store at once
+/// meet in no bank.
+pub(super) const fn skinny_sum_pitch(features: usize) -> usize {
+    features + 4
+}
 
 /// Tokens of a tile of the kernel for many.
 pub(super) const LARGE_TOKENS: usize = 128;
@@ -25,6 +25,12 @@ const MAX_SKINNY_TOKENS: usize = 256;
 
 /// Most cubes of a cluster that run on every device with clusters.
 const MAX_PARTS: usize = 8;
+
+/// The most tokens for which half tiles of weights pay.
+const MAX_NARROW_TOKENS: usize = 32;
+
+/// Most stages of a ring: what is in flight on a multiprocessor, 8 to 16 KB each, passes what memory needs long before.
+const MAX_STAGES: usize = 12;
 
 /// Steps along the sum that a part should have at least, to be worth its start.
 const MIN_STEPS: usize = 8;
@@ -56,14 +62,14 @@ impl Epilogue {
 }
 
 /// Bytes of a stage of the kernel for few tokens.
-pub(super) const fn skinny_stage_bytes(tokens: usize) -> usize {
-    (SKINNY_FEATURES + tokens) * ROW_BYTES
+pub(super) const fn skinny_stage_bytes(features: usize, tokens: usize) -> usize {
+    (features + tokens) * ROW_BYTES
 }
 
 /// Bytes of its shared memory without barriers: a ring of stages, and then sums in their place.
-pub(super) const fn skinny_data_bytes(tokens: usize, stages: usize) -> usize {
-    let ring = stages * skinny_stage_bytes(tokens);
-    let sums = tokens * SKINNY_SUM_PITCH * 4;
+pub(super) const fn skinny_data_bytes(features: usize, tokens: usize, stages: usize) -> usize {
+    let ring = stages * skinny_stage_bytes(features, tokens);
+    let sums = tokens * skinny_sum_pitch(features) * 4;
     if ring > sums { ring } else { sums }
 }
 
@@ -88,6 +94,8 @@ pub struct LinearProblem {
     pub weight_rows: usize,
     /// Type of all tensors.
     pub dtype: ElemType,
+    /// What is done to the product.
+    pub epilogue: Epilogue,
     /// Whether rows of all tensors start at multiples of 16 bytes.
     pub aligned: bool,
 }
@@ -101,6 +109,8 @@ pub enum LinearPlan {
     Skinny {
         /// Tokens, padded to a multiple of 8.
         tokens: usize,
+        /// Rows of the weights that a cube multiplies, 64 or 128; a gate takes 128.
+        features: usize,
         /// Stages of the ring.
         stages: usize,
         /// Parts of each sum: cubes of a cluster, 1, 2, 4 or 8.
@@ -143,17 +153,25 @@ impl LinearPlan {
         let steps = [8, 16, 32, 64, 96, 128, 192, MAX_SKINNY_TOKENS];
         let fits = |&tokens: &usize| tokens >= problem.num_tokens;
         let tokens = steps.into_iter().find(fits).unwrap_or(MAX_SKINNY_TOKENS);
-        // Two cubes on a multiprocessor: one starts or ends while the other streams.
-        let stage_bytes = skinny_stage_bytes(tokens);
-        let shared = match 3 * stage_bytes <= SHARED_FOR_TWO {
+        let Split { features, parts } = Split::new(facts, problem);
+        let stage_bytes = skinny_stage_bytes(features, tokens);
+        // Where there are more cubes than multiprocessors, two on each: one starts or ends while the other streams.
+        let multiprocessors = facts.num_multiprocessors.unwrap_or(1) as usize;
+        let alone = problem.weight_rows.div_ceil(features) * parts as usize <= multiprocessors;
+        let shared = match !alone && 3 * stage_bytes <= SHARED_FOR_TWO {
             true => SHARED_FOR_TWO,
             false => facts.max_shared_memory_bytes,
         };
-        let stages = (shared / (stage_bytes + 16)).min(8);
+        // More than there are steps would never be filled.
+        let steps = problem.in_features.div_ceil(STEP).div_ceil(parts as usize);
+        let stages = (shared / (stage_bytes + 16))
+            .min(MAX_STAGES)
+            .min(steps.max(2));
         Self::Skinny {
             tokens,
+            features,
             stages,
-            parts: parts(facts, problem),
+            parts,
         }
     }
 
@@ -178,17 +196,38 @@ impl LinearPlan {
     }
 }
 
-/// Cubes that share the rows of a tile: as many as it takes to give every multiprocessor work.
-fn parts(facts: &DeviceFacts, problem: &LinearProblem) -> u32 {
-    let tiles = problem.weight_rows.div_ceil(SKINNY_FEATURES);
-    let steps = problem.in_features.div_ceil(STEP);
-    // Some are lost where clusters do not divide the multiprocessors of a group.
-    let wanted = facts.num_multiprocessors.unwrap_or(1) as usize * 7 / 8;
-    let mut parts = 1;
-    while parts < MAX_PARTS && tiles * parts < wanted && steps / (2 * parts) >= MIN_STEPS {
-        parts *= 2;
+/// How the work for few tokens is cut.
+struct Split {
+    /// Rows of the weights that a cube multiplies.
+    features: usize,
+    /// Cubes that share the rows of a tile.
+    parts: u32,
+}
+
+impl Split {
+    /// Into as few pieces as give most multiprocessors one: parts must be put together.
+    fn new(facts: &DeviceFacts, problem: &LinearProblem) -> Self {
+        let wanted = facts.num_multiprocessors.unwrap_or(1) as usize * 7 / 10;
+        // Half tiles read the tokens twice as often; a gate and what it lets through are one tile.
+        let narrow = problem.num_tokens <= MAX_NARROW_TOKENS && problem.epilogue == Epilogue::None;
+        let tiles = |features: usize| problem.weight_rows.div_ceil(features);
+        let features = match narrow && tiles(128) < wanted {
+            true => 64,
+            false => 128,
+        };
+        let steps = problem.in_features.div_ceil(STEP);
+        let mut parts = 1;
+        while parts < MAX_PARTS
+            && tiles(features) * parts < wanted
+            && steps / (2 * parts) >= MIN_STEPS
+        {
+            parts *= 2;
+        }
+        Self {
+            features,
+            parts: parts as u32,
+        }
     }
-    parts as u32
 }
 
 #[cfg(test)]
@@ -205,6 +244,7 @@ mod tests {
             in_features,
             weight_rows,
             dtype: BF16,
+            epilogue: Epilogue::None,
             aligned: true,
         }
     }
@@ -219,18 +259,19 @@ mod tests {
                         LinearPlan::Portable => panic!("{problem:?} is portable"),
                         LinearPlan::Skinny {
                             tokens,
+                            features,
                             stages,
                             parts,
                         } => {
                             assert!(tokens >= num_tokens && tokens.is_multiple_of(8));
                             assert!(parts as usize <= in_features.div_ceil(STEP));
-                            (skinny_data_bytes(tokens, stages), stages)
+                            (skinny_data_bytes(features, tokens, stages), stages)
                         }
                         LinearPlan::Large {
                             columns, stages, ..
                         } => (large_data_bytes(columns, stages), stages),
                     };
-                    assert!(stages >= 3);
+                    assert!(stages >= 2);
                     assert!(
                         data + 16 * stages <= gpu().max_shared_memory_bytes,
                         "{problem:?}"
@@ -242,12 +283,22 @@ mod tests {
 
     #[test]
     fn narrow_weights_are_shared_by_the_cubes_of_a_cluster() {
-        let parts = |weight_rows, in_features| parts(&gpu(), &problem(1, weight_rows, in_features));
-        assert_eq!(parts(4096, 4096), 4);
-        assert_eq!(parts(6144, 4096), 4);
-        assert_eq!(parts(28_672, 4096), 1);
-        assert_eq!(parts(576, 576), 1);
-        assert_eq!(parts(4096, 64), 1);
+        let cut = |num_tokens, weight_rows, in_features| {
+            let Split { features, parts } =
+                Split::new(&gpu(), &problem(num_tokens, weight_rows, in_features));
+            (features, parts)
+        };
+        assert_eq!(cut(1, 4096, 4096), (64, 2));
+        assert_eq!(cut(1, 6144, 4096), (64, 1));
+        assert_eq!(cut(1, 28_672, 4096), (128, 1));
+        assert_eq!(cut(1, 576, 576), (64, 1));
+        assert_eq!(cut(1, 4096, 64), (64, 1));
+        assert_eq!(cut(128, 4096, 4096), (128, 4));
+        let gated = LinearProblem {
+            epilogue: Epilogue::SiluAndMul,
+            ..problem(1, 4096, 4096)
+        };
+        assert_eq!(Split::new(&gpu(), &gated).features, 128);
     }
 
     #[test]

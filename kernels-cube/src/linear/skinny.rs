@@ -1,8 +1,8 @@
 //! out[t, o] = Σ_i x[t, i] · weight[o, i], for few tokens: the weights are read once, as fast as memory gives them.
 //!
-//! Owns      cube: 128 rows of the weights, all tokens, one part of the sum. The cubes of a cluster share rows and put their
+//! Owns      cube: 64 or 128 rows of the weights, all tokens, one part of the sum. The cubes of a cluster share rows and put their
 //!           parts together. warpgroup: 64 of the rows. A warp more asks the copy engine for tiles.
-//! Memory    shared: a ring of tiles, 128 rows of weights and all tokens by 64; at the end, sums in f32 in their place.
+//! Memory    shared: a ring of tiles, rows of weights and all tokens by 64; at the end, sums in f32 in their place.
 //! Numerics  f32; parts are added in their order, so results do not depend on which cube is first; one cast on write.
 //! Tails     what a tile has outside of a tensor is zero, and rows and tokens outside are not written.
 //! Needs     a Hopper GPU; rows of 16 bytes or multiples; a step of 64 elements for each part.
@@ -11,25 +11,8 @@
 
 use cubecl::prelude::*;
 
-use super::plan::{
-    Epilogue, SKINNY_FEATURES, SKINNY_SUM_PITCH, skinny_data_bytes, skinny_stage_bytes,
-};
+use super::plan::{Epilogue, skinny_data_bytes, skinny_stage_bytes, skinny_sum_pitch};
 use crate::hopper::{HalfType, cluster, mbarrier, shared, tma, warpgroup, wgmma};
-
-/// Warpgroups that multiply.
-const CONSUMERS: u32 = 2;
-
-/// Units that multiply.
-const CONSUMER_UNITS: u32 = CONSUMERS * warpgroup::UNITS;
-
-/// Units of a cube.
-pub(super) const UNITS: u32 = CONSUMER_UNITS + 32;
-
-/// Bytes of the weights in a stage.
-const WEIGHT_BYTES: u32 = SKINNY_FEATURES as u32 * shared::SWIZZLE_BYTES;
-
-/// Words from the sums of a token to those of the next.
-const SUM_PITCH: u32 = SKINNY_SUM_PITCH as u32;
 
 /// What is compiled into the kernel.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
@@ -37,11 +20,40 @@ pub(super) struct SkinnySpec {
     /// Tokens, padded to a multiple of 8.
     pub(super) tokens: usize,
     pub(super) stages: usize,
+    /// Rows of the weights that a cube multiplies, 64 for each warpgroup.
+    pub(super) features: usize,
     /// Cubes of a cluster.
     pub(super) parts: u32,
     pub(super) kind: HalfType,
     pub(super) epilogue: Epilogue,
     pub(super) has_bias: bool,
+}
+
+impl SkinnySpec {
+    /// Warpgroups that multiply.
+    fn consumers(self) -> u32 {
+        self.features as u32 / wgmma::ROWS
+    }
+
+    /// Units that multiply.
+    fn consumer_units(self) -> u32 {
+        self.consumers() * warpgroup::UNITS
+    }
+
+    /// Units of a cube: a warp more asks for tiles.
+    pub(super) fn units(self) -> u32 {
+        self.consumer_units() + 32
+    }
+
+    /// Bytes of the weights in a stage.
+    fn weight_bytes(self) -> u32 {
+        self.features as u32 * shared::SWIZZLE_BYTES
+    }
+
+    /// Words from the sums of a token to those of the next.
+    fn sum_pitch(self) -> u32 {
+        skinny_sum_pitch(self.features) as u32
+    }
 }
 
 /// `bias` is read only if the plan has one; `out` is seen in vectors of four.
@@ -60,14 +72,18 @@ pub(super) fn skinny_linear_kernel<F: Float>(
 ) {
     let stages = comptime!(spec.stages as u32);
     let parts = comptime!(spec.parts);
-    let stage_bytes = comptime!(skinny_stage_bytes(spec.tokens) as u32);
+    let features = comptime!(spec.features as u32);
+    let consumer_units = comptime!(spec.consumer_units());
+    let weight_bytes = comptime!(spec.weight_bytes());
+    let sum_pitch = comptime!(spec.sum_pitch());
+    let stage_bytes = comptime!(skinny_stage_bytes(spec.features, spec.tokens) as u32);
     let sums = comptime!(wgmma::Sums {
         prefix: "sum",
         columns: spec.tokens
     });
     wgmma::declare(sums);
 
-    let words = comptime!(skinny_data_bytes(spec.tokens, spec.stages) / 4);
+    let words = comptime!(skinny_data_bytes(spec.features, spec.tokens, spec.stages) / 4);
     let memory =
         Shared::<[u32]>::new_aligned_slice(words, comptime!(shared::SWIZZLE_ALIGN as usize));
     let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(2 * spec.stages), 8usize);
@@ -88,14 +104,14 @@ pub(super) fn skinny_linear_kernel<F: Float>(
         #[unroll]
         for stage in 0..stages {
             mbarrier::init(full + comptime!(8 * stage), 1u32);
-            mbarrier::init(empty + comptime!(8 * stage), CONSUMERS);
+            mbarrier::init(empty + comptime!(8 * stage), comptime!(spec.consumers()));
         }
         mbarrier::fence_init();
     }
     sync_cube();
 
-    if unit >= CONSUMER_UNITS {
-        if unit == CONSUMER_UNITS {
+    if unit >= consumer_units {
+        if unit == consumer_units {
             let weight_map = tma::map_address(weight);
             let x_map = tma::map_address(x);
             let mut stage = 0u32.runtime();
@@ -106,9 +122,9 @@ pub(super) fn skinny_linear_kernel<F: Float>(
                 mbarrier::wait(empty + 8 * stage, parity);
                 mbarrier::arrive_expect(barrier, stage_bytes);
                 let column = step * comptime!(tma::TILE_COLUMNS as u32);
-                let row = tile * comptime!(SKINNY_FEATURES as u32);
+                let row = tile * features;
                 tma::load(target, weight_map, column, row, barrier, tma::Reuse::Never);
-                let target = target + WEIGHT_BYTES;
+                let target = target + weight_bytes;
                 tma::load(target, x_map, column, 0u32, barrier, tma::Reuse::Often);
                 stage += 1;
                 if stage == stages {
@@ -129,7 +145,7 @@ pub(super) fn skinny_linear_kernel<F: Float>(
             let tiles = base + stage * stage_bytes;
             let rows = tiles + group * comptime!(wgmma::ROWS * shared::SWIZZLE_BYTES);
             let a = wgmma::descriptor(rows);
-            let b = wgmma::descriptor(tiles + WEIGHT_BYTES);
+            let b = wgmma::descriptor(tiles + weight_bytes);
             wgmma::fence();
             #[unroll]
             for depth in 0..comptime!(tma::TILE_COLUMNS as u32 / wgmma::DEPTH) {
@@ -152,16 +168,16 @@ pub(super) fn skinny_linear_kernel<F: Float>(
         }
         wgmma::wait(0u32);
         // Sums go where tiles were, and another warpgroup may still have been reading those.
-        warpgroup::sync(1u32, CONSUMER_UNITS);
+        warpgroup::sync(1u32, consumer_units);
         let lane = unit % 32;
         let row = unit / 32 * 16 + lane / 4;
-        let place = base + (lane % 4 * (2 * SUM_PITCH) + row) * 4;
+        let place = base + (lane % 4 * (2 * sum_pitch) + row) * 4;
         #[unroll]
         for at in 0..comptime!(sums.registers()) {
             let token = comptime!((8 * (at / 4) + at % 2) as u32);
             let below = comptime!((8 * (at / 2 % 2)) as u32);
             let value = wgmma::get(sums, at);
-            shared::store_f32(place + comptime!((token * SUM_PITCH + below) * 4), value);
+            shared::store_f32(place + comptime!((token * sum_pitch + below) * 4), value);
         }
     }
     if comptime!(parts > 1) {
@@ -171,7 +187,7 @@ pub(super) fn skinny_linear_kernel<F: Float>(
     }
 
     // Each cube of the cluster adds and writes a share of the tile.
-    let quads = comptime!(spec.epilogue.out_features(SKINNY_FEATURES) as u32 / 4);
+    let quads = comptime!(spec.epilogue.out_features(spec.features) as u32 / 4);
     let num_vectors = num_tokens * quads;
     let mut at = part * num_vectors / parts + unit;
     let end = (part + 1) * num_vectors / parts;
@@ -180,24 +196,24 @@ pub(super) fn skinny_linear_kernel<F: Float>(
         let quad = at % quads;
         let out_quad = tile * quads + quad;
         if out_quad * 4 < out_features {
-            let place = base + (token * SUM_PITCH + quad * 4) * 4;
+            let place = base + (token * sum_pitch + quad * 4) * 4;
             let mut value = total(place, parts);
             if comptime!(spec.has_bias) {
                 value += Vector::<f32, Const<4>>::cast_from(
-                    bias[(tile * comptime!(SKINNY_FEATURES as u32 / 4) + quad) as usize],
+                    bias[(tile * comptime!(spec.features as u32 / 4) + quad) as usize],
                 );
             }
             if comptime!(matches!(spec.epilogue, Epilogue::SiluAndMul)) {
-                let mut up = total(place + comptime!(SKINNY_FEATURES as u32 / 2 * 4), parts);
+                let mut up = total(place + comptime!(spec.features as u32 / 2 * 4), parts);
                 if comptime!(spec.has_bias) {
-                    let up_quad = tile * comptime!(SKINNY_FEATURES as u32 / 4) + quad + quads;
+                    let up_quad = tile * comptime!(spec.features as u32 / 4) + quad + quads;
                     up += Vector::<f32, Const<4>>::cast_from(bias[up_quad as usize]);
                 }
                 value = gated(value, up);
             }
             out[(token * out_stride + out_quad) as usize] = Vector::cast_from(value);
         }
-        at += UNITS;
+        at += comptime!(spec.units());
     }
     if comptime!(parts > 1) {
         // Nobody may leave while others read its sums.

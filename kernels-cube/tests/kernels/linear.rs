@@ -112,6 +112,7 @@ impl Case {
             in_features: self.inner,
             weight_rows: self.rows,
             dtype: self.dtype.elem(),
+            epilogue: self.epilogue,
             aligned: true,
         }
     }
@@ -164,10 +165,20 @@ fn hopper_plans(launcher: &Launcher, case: &Case) -> Vec<LinearPlan> {
     let mut plans = vec![planned];
     if case.tokens <= 256 {
         let tokens = case.tokens.next_multiple_of(8);
-        for (stages, parts) in [(2, 1), (3, 2), (4, 4), (3, 8)] {
-            if parts as usize <= steps {
+        for (features, stages, parts) in [
+            (128, 2, 1),
+            (64, 3, 2),
+            (128, 4, 4),
+            (64, 12, 1),
+            (128, 3, 8),
+        ] {
+            let narrow = features == 64 && case.epilogue != Epilogue::None;
+            // The widest batch leaves room for four stages.
+            let stages = stages.min(4 + 2048 / tokens);
+            if parts as usize <= steps && !narrow {
                 plans.push(LinearPlan::Skinny {
                     tokens,
+                    features,
                     stages,
                     parts,
                 });
@@ -268,6 +279,7 @@ fn a_split_product_has_the_same_bits_every_time() {
         let out = Placed::poison(&launcher, dtype, &[tokens, rows], Layout::Dense);
         let plan = LinearPlan::Skinny {
             tokens: 8,
+            features: 128,
             stages: 4,
             parts: 8,
         };

@@ -10,7 +10,8 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 use burn_paged_kernels::{
-    self as kernels, KernelError, Keys, Launcher, PartialAttention, TensorRef,
+    self as kernels, KernelError, Keys, Launcher, LinearPlan, LinearProblem, PartialAttention,
+    TensorRef,
 };
 
 use crate::{AttentionOptions, ops::InferenceOps};
@@ -361,8 +362,21 @@ impl InferenceOps for CubeBackend {
     }
 }
 
-/// Whether the device of a client is a processor, where Burn's own matrix product finds no kernel that fits without
-/// tuning and ours is the one to use.
-pub(crate) fn is_cpu(client: cubecl::prelude::Client) -> bool {
-    Launcher::new(client).facts().is_cpu()
+/// Whether our product with weights of this shape is the one to use: on a processor, where Burn's own finds no kernel that
+/// fits without tuning, and where the matrix units of the device have a kernel of ours.
+pub(crate) fn has_linear(
+    client: cubecl::prelude::Client,
+    [out_features, in_features]: [usize; 2],
+    dtype: DType,
+) -> bool {
+    let launcher = Launcher::new(client);
+    let problem = LinearProblem {
+        num_tokens: 1,
+        in_features,
+        weight_rows: out_features,
+        dtype: dtype_to_storage_type(dtype),
+        epilogue: kernels::Epilogue::None,
+        aligned: in_features.is_multiple_of(8) && out_features.is_multiple_of(8),
+    };
+    launcher.facts().is_cpu() || LinearPlan::is_fast(launcher.facts(), &problem)
 }
