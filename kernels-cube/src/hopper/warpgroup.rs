@@ -11,6 +11,12 @@ pub(crate) fn sync(id: u32, #[comptime] units: u32) {
     gpu_asm!("bar.sync {}, {units};", in(_) id);
 }
 
+/// Arrives at barrier `id` as one of `units` units, and goes on.
+#[cube]
+pub(crate) fn arrive(id: u32, #[comptime] units: u32) {
+    gpu_asm!("bar.arrive {}, {units};", in(_) id);
+}
+
 /// Gives registers of this warpgroup back, down to `count` a unit. Once, first thing in the branch of a warpgroup.
 #[cube]
 pub(crate) fn give_registers(#[comptime] count: u32) {
