@@ -19,8 +19,8 @@ use cubecl::prelude::*;
 use super::keys::{BatchShape, KeySource, ScoreParams};
 use super::mask::{KeyRange, MaskBounds};
 use super::mma::{
-    MmaSpec, RowTile, exponent_base, exponent_factor, log_sum_exp, power, row_max, row_tile,
-    row_total, score,
+    MmaSpec, RowTile, exponent_base, exponent_factor, log_sum_exp, power, row_tile, row_total,
+    score,
 };
 use super::plan::HopperTile;
 use crate::hopper::{HalfType, mbarrier, shared, tma, warpgroup, wgmma};
@@ -37,6 +37,10 @@ const CONSUMERS: u32 = ROWS / wgmma::ROWS;
 const PRODUCER_REGISTERS: u32 = 24;
 const CONSUMER_REGISTERS: u32 = 240;
 
+/// The barrier at which the first warpgroup waits for its turn; the second one waits at the next. Those before are for the
+/// units of one warpgroup.
+const FIRST_TURN: u32 = CONSUMERS + 1;
+
 /// Bytes of 64 columns of the queries, and of those of one warpgroup.
 const Q_BYTES: u32 = ROWS * shared::SWIZZLE_BYTES;
 const GROUP_BYTES: u32 = wgmma::ROWS * shared::SWIZZLE_BYTES;
@@ -49,6 +53,8 @@ pub(super) struct HopperSpec {
     pub(super) kind: HalfType,
     /// Tokens of a block, up to the keys of a tile; with packed keys, those of a tile.
     pub(super) piece_keys: usize,
+    /// Whether warpgroups take turns at the matrix units.
+    pub(super) turns: bool,
 }
 
 impl HopperSpec {
@@ -263,7 +269,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
         }
     } else {
         warpgroup::take_registers(CONSUMER_REGISTERS);
-        let group = unit / warpgroup::UNITS - 1;
+        let group = warpgroup::of(unit) - 1;
         let in_group = unit % warpgroup::UNITS;
         let leads = in_group == 0;
         let lane = unit % 32;
@@ -278,40 +284,31 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
         // The first of the columns of this unit.
         let column = (lane % 4 * 2) as i32;
         let factor = exponent_factor(&params, spec.mma);
+        let end = part.first + part.len;
 
-        let mut low_max = f32::min_value();
-        let mut high_max = f32::min_value();
-        let mut low_sum = 0.0f32.runtime();
-        let mut high_sum = 0.0f32.runtime();
-        let mut stage = 0u32.runtime();
-        let mut parity = 0u32.runtime();
-        let mut at = last_tile;
+        let mut rows = RowPair {
+            low_max: f32::min_value(),
+            high_max: f32::min_value(),
+            low_sum: 0.0f32.runtime(),
+            high_sum: 0.0f32.runtime(),
+        };
+        let mut scores = Array::<f32>::new(comptime!(spec.scores().registers()));
         wgmma::clear(spec.output());
         mbarrier::wait(places.queries_full, 0u32.runtime());
-        for _ in 0..num_tiles {
-            let base = at * keys;
-            let tile_keys = places.keys + stage * comptime!(2 * spec.key_bytes());
-            let tile_values = tile_keys + comptime!(spec.key_bytes());
-
-            mbarrier::wait(places.keys_full + 8 * stage, parity);
-            // Before the product, so that every warp has read it when the product is done and the stage is given back.
-            let mut lost = 0u32.runtime();
-            if comptime!(spec.is_paged()) {
-                lost = missed[stage as usize];
-            }
+        if num_tiles > 0 {
+            let mut base = last_tile * keys;
+            // The scores of the first tile; from then on, those of a tile are formed while its predecessor's values are
+            // still being added.
+            mbarrier::wait(places.keys_full, 0u32.runtime());
+            let lost = lost_blocks(&missed, 0u32.runtime(), spec);
             wgmma::fence();
-            multiply_keys(own_queries, tile_keys, spec);
+            multiply_keys(own_queries, places.keys, spec);
             wgmma::commit();
             wgmma::wait(0u32);
             if leads {
-                mbarrier::arrive(places.keys_empty + 8 * stage);
+                mbarrier::arrive(places.keys_empty);
             }
-
-            let mut scores = Array::<f32>::new(comptime!(spec.scores().registers()));
-            #[unroll]
-            for i in 0..comptime!(spec.scores().registers()) {
-                scores[i] = score(wgmma::get(spec.scores(), i), &params, spec.mma);
-            }
+            read_scores(&mut scores, &params, spec);
             if base < common.first || base + keys > common_end {
                 hide_keys(&mut scores, base + column, &low_range, &high_range, spec);
             }
@@ -320,66 +317,96 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                     hide_lost(&mut scores, lost, column as u32, block_log2, spec);
                 }
             }
-            let mut low_best = low_max;
-            let mut high_best = high_max;
-            #[unroll]
-            for i in 0..comptime!(spec.scores().registers() / 4) {
-                low_best = low_best.max(scores[comptime!(4 * i)].max(scores[comptime!(4 * i + 1)]));
-                high_best =
-                    high_best.max(scores[comptime!(4 * i + 2)].max(scores[comptime!(4 * i + 3)]));
-            }
-            let low_best = row_max(low_best);
-            let high_best = row_max(high_best);
-            let low_kept = power((low_max - low_best) * factor, spec.mma);
-            let high_kept = power((high_max - high_best) * factor, spec.mma);
-            let low_base = exponent_base(low_best, factor);
-            let high_base = exponent_base(high_best, factor);
-            low_max = low_best;
-            high_max = high_best;
-            low_sum *= low_kept;
-            high_sum *= high_kept;
-            #[unroll]
-            for i in 0..comptime!(spec.scores().registers() / 4) {
-                let low_a = power(scores[comptime!(4 * i)] * factor - low_base, spec.mma);
-                let low_b = power(scores[comptime!(4 * i + 1)] * factor - low_base, spec.mma);
-                let high_a = power(scores[comptime!(4 * i + 2)] * factor - high_base, spec.mma);
-                let high_b = power(scores[comptime!(4 * i + 3)] * factor - high_base, spec.mma);
-                low_sum += low_a + low_b;
-                high_sum += high_a + high_b;
-                wgmma::set_row(low_a, low_b, comptime!(2 * i), spec.weights(), spec.kind);
-                wgmma::set_row(
-                    high_a,
-                    high_b,
-                    comptime!(2 * i + 1),
-                    spec.weights(),
-                    spec.kind,
+            let _nothing_yet = rows.weigh(&mut scores, factor, spec);
+            set_weights(&scores, spec);
+
+            // Warpgroups take turns: one fills the matrix units while the other takes exponentials.
+            if comptime!(spec.turns) && group == 1 {
+                warpgroup::arrive(
+                    FIRST_TURN.runtime(),
+                    comptime!(CONSUMERS * warpgroup::UNITS),
                 );
             }
-            wgmma::scale(low_kept, high_kept, spec.output());
+            let mut value_stage = 0u32.runtime();
+            let mut value_parity = 0u32.runtime();
+            let mut stage = 1u32.runtime();
+            let mut parity = 0u32.runtime();
+            for _ in 1..num_tiles {
+                let tile_values = places.keys
+                    + value_stage * comptime!(2 * spec.key_bytes())
+                    + comptime!(spec.key_bytes());
+                let tile_keys = places.keys + stage * comptime!(2 * spec.key_bytes());
+                let values_full = places.values_full + 8 * value_stage;
+                if base < part.first || base + keys > end {
+                    mbarrier::wait(values_full, value_parity);
+                    clear_unseen(tile_values, base, &part, group, in_group, spec);
+                }
+                base -= keys;
 
-            mbarrier::wait(places.values_full + 8 * stage, parity);
-            if base < part.first || base + keys > part.first + part.len {
-                clear_unseen(tile_values, base, &part, in_group, spec);
-                shared::fence_async();
-                warpgroup::sync(group + 1, warpgroup::UNITS);
+                mbarrier::wait(places.keys_full + 8 * stage, parity);
+                let lost = lost_blocks(&missed, stage, spec);
+                if comptime!(spec.turns) {
+                    warpgroup::sync(FIRST_TURN + group, comptime!(CONSUMERS * warpgroup::UNITS));
+                }
+                wgmma::fence();
+                multiply_keys(own_queries, tile_keys, spec);
+                wgmma::commit();
+                mbarrier::wait(values_full, value_parity);
+                wgmma::fence();
+                multiply_values(tile_values, spec);
+                wgmma::commit();
+                if comptime!(spec.turns) {
+                    warpgroup::arrive(
+                        FIRST_TURN + 1 - group,
+                        comptime!(CONSUMERS * warpgroup::UNITS),
+                    );
+                }
+
+                wgmma::wait(1u32);
+                if leads {
+                    mbarrier::arrive(places.keys_empty + 8 * stage);
+                }
+                read_scores(&mut scores, &params, spec);
+                if base < common.first || base + keys > common_end {
+                    hide_keys(&mut scores, base + column, &low_range, &high_range, spec);
+                }
+                if comptime!(spec.is_paged()) {
+                    if lost != 0 {
+                        hide_lost(&mut scores, lost, column as u32, block_log2, spec);
+                    }
+                }
+                let kept = rows.weigh(&mut scores, factor, spec);
+
+                wgmma::wait_after(rows.low_sum + rows.high_sum, places.queries, 0u32);
+                if leads {
+                    mbarrier::arrive(places.values_empty + 8 * value_stage);
+                }
+                set_weights(&scores, spec);
+                wgmma::scale(kept.low, kept.high, spec.output());
+                value_stage = stage + 0;
+                value_parity = parity + 0;
+                stage += 1;
+                if stage == stages {
+                    stage = 0u32.runtime();
+                    parity ^= 1;
+                }
+            }
+
+            let tile_values = places.keys
+                + value_stage * comptime!(2 * spec.key_bytes())
+                + comptime!(spec.key_bytes());
+            mbarrier::wait(places.values_full + 8 * value_stage, value_parity);
+            if base < part.first || base + keys > end {
+                clear_unseen(tile_values, base, &part, group, in_group, spec);
             }
             wgmma::fence();
             multiply_values(tile_values, spec);
             wgmma::commit();
             wgmma::wait(0u32);
-            if leads {
-                mbarrier::arrive(places.values_empty + 8 * stage);
-            }
-            at -= 1;
-            stage += 1;
-            if stage == stages {
-                stage = 0u32.runtime();
-                parity ^= 1;
-            }
         }
 
-        let low_sum = row_total(low_sum);
-        let high_sum = row_total(high_sum);
+        let low_sum = row_total(rows.low_sum);
+        let high_sum = row_total(rows.high_sum);
         // Every warp has multiplied its queries; the output takes their place.
         warpgroup::sync(group + 1, warpgroup::UNITS);
         stage_output(own_queries, low_sum, high_sum, unit, spec);
@@ -400,12 +427,12 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
             if tile.has(row) {
                 let to =
                     tile.token(row, &batch) * batch.num_heads + tile.head(row, head_tile, &batch);
-                lse[to] = log_sum_exp(low_max, low_sum, &params, mma);
+                lse[to] = log_sum_exp(rows.low_max, low_sum, &params, mma);
             }
             if tile.has(row + 8) {
                 let to = tile.token(row + 8, &batch) * batch.num_heads
                     + tile.head(row + 8, head_tile, &batch);
-                lse[to] = log_sum_exp(high_max, high_sum, &params, mma);
+                lse[to] = log_sum_exp(rows.high_max, high_sum, &params, mma);
             }
         }
     }
@@ -539,6 +566,100 @@ fn multiply_values(values: u32, #[comptime] spec: HopperSpec) {
     }
 }
 
+/// The blocks that the tile of keys in a stage misses. To be read before the product, so that every warp has read it when
+/// the product is done and the stage is given back.
+#[cube]
+fn lost_blocks(missed: &Shared<[u32]>, stage: u32, #[comptime] spec: HopperSpec) -> u32 {
+    if comptime!(spec.is_paged()) {
+        missed[stage as usize]
+    } else {
+        0u32.runtime()
+    }
+}
+
+/// Reads the scores of this unit.
+#[cube]
+fn read_scores(scores: &mut Array<f32>, params: &ScoreParams, #[comptime] spec: HopperSpec) {
+    #[unroll]
+    for i in 0..comptime!(spec.scores().registers()) {
+        scores[i] = score(wgmma::get(spec.scores(), i), params, spec.mma);
+    }
+}
+
+/// What is known of the two rows of a unit: the largest scores, and the sums of the weights that this unit has seen.
+#[derive(CubeType)]
+struct RowPair {
+    low_max: f32,
+    high_max: f32,
+    low_sum: f32,
+    high_sum: f32,
+}
+
+/// What is left of earlier sums when a larger score has come.
+#[derive(CubeType, Clone, Copy)]
+struct Kept {
+    low: f32,
+    high: f32,
+}
+
+#[cube]
+impl RowPair {
+    /// Turns the scores of a tile into weights.
+    fn weigh(
+        &mut self,
+        scores: &mut Array<f32>,
+        factor: f32,
+        #[comptime] spec: HopperSpec,
+    ) -> Kept {
+        let fours = comptime!(spec.scores().registers() / 4);
+        let mut low_best = self.low_max;
+        let mut high_best = self.high_max;
+        #[unroll]
+        for i in 0..fours {
+            low_best = low_best.max(scores[comptime!(4 * i)].max(scores[comptime!(4 * i + 1)]));
+            high_best =
+                high_best.max(scores[comptime!(4 * i + 2)].max(scores[comptime!(4 * i + 3)]));
+        }
+        let low_best = warpgroup::row_max(low_best);
+        let high_best = warpgroup::row_max(high_best);
+        let low = power((self.low_max - low_best) * factor, spec.mma);
+        let high = power((self.high_max - high_best) * factor, spec.mma);
+        let low_base = exponent_base(low_best, factor);
+        let high_base = exponent_base(high_best, factor);
+        self.low_max = low_best;
+        self.high_max = high_best;
+        let mut low_sum = self.low_sum * low;
+        let mut high_sum = self.high_sum * high;
+        #[unroll]
+        for i in 0..fours {
+            let low_a = power(scores[comptime!(4 * i)] * factor - low_base, spec.mma);
+            let low_b = power(scores[comptime!(4 * i + 1)] * factor - low_base, spec.mma);
+            let high_a = power(scores[comptime!(4 * i + 2)] * factor - high_base, spec.mma);
+            let high_b = power(scores[comptime!(4 * i + 3)] * factor - high_base, spec.mma);
+            low_sum += low_a + low_b;
+            high_sum += high_a + high_b;
+            scores[comptime!(4 * i)] = low_a;
+            scores[comptime!(4 * i + 1)] = low_b;
+            scores[comptime!(4 * i + 2)] = high_a;
+            scores[comptime!(4 * i + 3)] = high_b;
+        }
+        self.low_sum = low_sum;
+        self.high_sum = high_sum;
+        Kept { low, high }
+    }
+}
+
+/// Puts the weights of a tile where the product with its values takes them from.
+#[cube]
+fn set_weights(weights: &Array<f32>, #[comptime] spec: HopperSpec) {
+    #[unroll]
+    for i in 0..comptime!(spec.weights().registers()) {
+        let low = weights[comptime!(2 * i)];
+        let high = weights[comptime!(2 * i + 1)];
+        wgmma::set_row(low, high, i, spec.weights(), spec.kind);
+    }
+}
+
 /// Hides the keys that a row does not see; `position` is that of the first score.
 #[cube]
 fn hide_keys(
@@ -582,12 +703,13 @@ fn hide_lost(
     }
 }
 
-/// Overwrites the values of a tile at `base` that lie outside of `part` with zeros.
+/// Overwrites the values of a tile at `base` that lie outside of `part` with zeros. Both warpgroups do it, for themselves.
 #[cube]
 fn clear_unseen(
     values: u32,
     base: i32,
     part: &KeyRange,
+    group: u32,
     in_group: u32,
     #[comptime] spec: HopperSpec,
 ) {
@@ -603,6 +725,8 @@ fn clear_unseen(
             }
         }
     }
+    shared::fence_async();
+    warpgroup::sync(group + 1, warpgroup::UNITS);
 }
 
 /// Divides the output by the sums of the weights and puts it into shared memory, laid out as the queries.

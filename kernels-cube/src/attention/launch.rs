@@ -447,6 +447,7 @@ fn launch(
                         mma: mma_spec,
                         kind,
                         piece_keys,
+                        turns: true,
                     },
                     problem.dtype,
                 );

@@ -150,7 +150,7 @@ pub(crate) fn descriptor(address: u32) -> u64 {
 pub(crate) fn turned_descriptor(address: u32, #[comptime] distance: u32) -> u64 {
     // As above, but here the other distance, bit 16, is that between columns.
     let fixed = comptime!(0x4000_0040_0000_0000u64 | ((distance >> 4) as u64) << 16);
-    u64::cast_from((address & 0x3_ffff) >> 4) | fixed
+    ((address & 0x3_ffff) >> 4) as u64 | fixed
 }
 
 /// One product; with `keep` 0, the sums start from zero.
@@ -210,20 +210,32 @@ pub(crate) fn wait(#[comptime] pending: u32) {
     gpu_asm!("wgmma.wait_group.sync.aligned {pending};");
 }
 
+/// As [`wait`], but not before `value` is known, which must not be negative: if it were, it would be stored at `place`.
+///
+/// Nothing else makes the assembler use the time that products take: it puts a wait as early as data allow, because what
+/// follows takes longest.
+#[cube]
+pub(crate) fn wait_after(value: f32, place: u32, #[comptime] pending: u32) {
+    // As a value, not as the address of a variable.
+    let value = value * 1.0;
+    gpu_asm!(
+        "{{ .reg .pred never; .reg .f32 value; mov.f32 value, {}; setp.lt.f32 never, value, 0f00000000; @never st.shared.f32 [{}], value; }}",
+        in(_) value, in(_) place
+    );
+    wait(pending);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn descriptors_hold_addresses_distances_and_the_swizzle() {
-        let field = |descriptor: u64, bit: u32| descriptor >> bit & 0x3fff;
-        let rows = descriptor(0x2_3400);
-        let turned = turned_descriptor(0x2_3400, 16_384);
-        for descriptor in [rows, turned] {
-            assert_eq!(field(descriptor, 0), 0x2_3400 >> 4);
-            assert_eq!(field(descriptor, 32), 1024 >> 4);
-            assert_eq!(descriptor >> 62, 1);
-        }
-        assert_eq!(field(turned, 16), 16_384 >> 4);
+    fn a_descriptor_holds_its_address_the_distances_and_the_swizzle() {
+        let descriptor = turned_descriptor(0x2_3400, 16_384);
+        let field = |bit: u32| descriptor >> bit & 0x3fff;
+        assert_eq!(field(0), 0x2_3400 >> 4);
+        assert_eq!(field(16), 16_384 >> 4);
+        assert_eq!(field(32), 1024 >> 4);
+        assert_eq!(descriptor >> 62, 1);
     }
 }
