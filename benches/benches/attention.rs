@@ -351,6 +351,7 @@ fn path(launcher: &Launcher, batch: &Batch) -> String {
         head_dim: batch.heads.head_dim,
         max_keys: batch.expected_keys(),
         expected_keys: batch.expected_keys(),
+        block_size: None,
         dtype: batch.dtype.elem(),
     };
     let facts = launcher.facts();

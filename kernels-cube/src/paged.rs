@@ -75,6 +75,22 @@ impl BlockTableShape {
         slot
     }
 
+    /// The block that holds `position`, or -1 if it is none of the cache's; blocks of `2^block_log2` tokens.
+    pub(crate) fn block_at(
+        &self,
+        block_table: &[i32],
+        sequence: usize,
+        position: i32,
+        block_log2: u32,
+    ) -> i32 {
+        let column = position as usize >> block_log2 as usize;
+        let mut block = block_table[sequence * self.row_stride + column];
+        if block < 0 || block as usize >= self.num_blocks {
+            block = -1i32.runtime();
+        }
+        block
+    }
+
     /// The run of keys of `sequence` that starts at `position` and ends with its block, or before
     /// `end`, where `position < end <= max_positions`.
     pub(crate) fn run_at(

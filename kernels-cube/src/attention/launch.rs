@@ -1,15 +1,21 @@
+#[cfg(feature = "hopper")]
+use super::hopper_prefill::{HopperSpec, hopper_prefill_kernel};
 use super::keys::{BatchShapeLaunch, KeySource, ScoreParamsLaunch, SplitsLaunch};
 use super::mask::{MaskBoundsLaunch, NO_WINDOW};
 use super::merge::merge_kernel;
 use super::mma::MmaSpec;
 use super::mma_decode::mma_decode_kernel;
 use super::mma_prefill::mma_prefill_kernel;
+#[cfg(feature = "hopper")]
+use super::plan::HopperTile;
 use super::plan::{AttentionKernel, AttentionPlan};
 use super::portable::{PortableSpec, attention_kernel};
 use super::{AttentionOptions, AttentionProblem};
 use crate::cache::CacheProblem;
 use crate::check::{Check, F32, I32};
 use crate::error::KernelError;
+#[cfg(feature = "hopper")]
+use crate::hopper::{HalfType, tma};
 use crate::launcher::Launcher;
 use crate::layout::{HeadLayoutLaunch, head_layout, slot_layout};
 use crate::paged::BlockTableShape;
@@ -136,6 +142,9 @@ fn attend(
     let facts = launcher.facts();
     let plan = match kernel {
         None => AttentionPlan::new(facts, &problem, n, options),
+        Some(AttentionKernel::HopperPrefill) if options.fixed_split.is_some() => {
+            return check.unsupported("HopperPrefill in fixed parts".into());
+        }
         Some(kernel) if kernel.runs(facts, &problem, n) => {
             AttentionPlan::with_kernel(facts, &problem, n, options, kernel)
         }
@@ -226,6 +235,7 @@ impl<'a> Operands<'a> {
             head_dim,
             max_keys: source.max_keys as usize,
             expected_keys: source.expected_keys,
+            block_size: source.block_size(),
             dtype,
         };
         problem.check(check, options)?;
@@ -310,7 +320,13 @@ impl<'a> Source<'a> {
             } => {
                 let cache = CacheProblem::checked(check, launcher.facts(), k_cache, v_cache)?;
                 let table = cache.check_block_table(check, block_table, num_seqs)?;
-                let max_positions = table.max_blocks.saturating_mul(table.block_size);
+                // Without a block, no sequence has a key.
+                let max_blocks = if table.num_blocks == 0 {
+                    0
+                } else {
+                    table.max_blocks
+                };
+                let max_positions = max_blocks.saturating_mul(table.block_size);
                 check.contiguous("seq_lens", seq_lens, &[num_seqs], I32)?;
                 Ok(Self {
                     kind: KeySource::Paged,
@@ -324,6 +340,11 @@ impl<'a> Source<'a> {
                 })
             }
         }
+    }
+
+    /// Tokens of a block, where keys are paged.
+    fn block_size(&self) -> Option<usize> {
+        (self.kind == KeySource::Paged).then_some(self.table.block_size)
     }
 
     fn layout(&self, tensor: &TensorRef, vector_size: usize) -> HeadLayoutLaunch {
@@ -381,6 +402,56 @@ fn launch(
     // where units share memory.
     unsafe {
         match plan.kernel {
+            #[cfg(not(feature = "hopper"))]
+            AttentionKernel::HopperPrefill => {
+                return check.unsupported("HopperPrefill without the feature hopper".into());
+            }
+            #[cfg(feature = "hopper")]
+            AttentionKernel::HopperPrefill => {
+                let Some(kind) = HalfType::of(problem.dtype) else {
+                    return check.unsupported(format!("HopperPrefill for {:?}", problem.dtype));
+                };
+                let tile = HopperTile::new(problem.head_dim);
+                let group = problem.num_heads / problem.num_kv_heads;
+                let heads = HopperTile::heads(group);
+                let piece_keys = source.block_size().unwrap_or(tile.keys).min(tile.keys);
+                hopper_prefill_kernel::launch_unchecked(
+                    launcher.client(),
+                    count,
+                    dim,
+                    address,
+                    tma::heads_map(q, HopperTile::ROWS / heads, heads),
+                    tma::heads_map(source.k, piece_keys, 1),
+                    tma::heads_map(source.v, piece_keys, 1),
+                    cu_seqlens_q.buffer_arg(1),
+                    source.kv_lens.buffer_arg(1),
+                    source.block_table.buffer_arg(1),
+                    out.buffer_arg(n),
+                    lse.buffer_arg(1),
+                    head_layout(out, n),
+                    source.table.arg(),
+                    BatchShapeLaunch::new(
+                        problem.num_tokens,
+                        problem.num_seqs,
+                        problem.num_heads,
+                        heads,
+                        source.max_keys,
+                    ),
+                    params,
+                    bounds,
+                    group,
+                    plan.num_cubes,
+                    block_log2,
+                    HopperSpec {
+                        tile,
+                        mma: mma_spec,
+                        kind,
+                        piece_keys,
+                        turns: true,
+                    },
+                    problem.dtype,
+                );
+            }
             AttentionKernel::Portable => attention_kernel::launch_unchecked(
                 launcher.client(),
                 count,

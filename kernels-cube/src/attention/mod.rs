@@ -7,8 +7,11 @@
 //! - `mask.rs`: the keys that a row sees; `keys.rs`: where they lie, and which part of a split call takes them
 //! - `portable.rs`: the kernel for every runtime
 //! - `mma.rs`: what the tensor-core kernels share; `mma_decode.rs` for few rows, `mma_prefill.rs` for many
+//! - `hopper_prefill.rs`: for many rows on the matrix units of Hopper
 //! - `merge.rs`: the parts of a split call, put together
 
+#[cfg(feature = "hopper")]
+mod hopper_prefill;
 mod keys;
 mod launch;
 mod mask;

@@ -1,3 +1,5 @@
+use cubecl::ir::{ElemType, FloatKind};
+
 use super::keys::SPLIT_STEP;
 use super::{AttentionOptions, AttentionProblem, mma, mma_decode, mma_prefill};
 use crate::device::DeviceFacts;
@@ -25,6 +27,8 @@ const MAX_SPLITS: usize = 128;
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AttentionKernel {
+    /// Tiles of 128 rows on the matrix units of Hopper, keys and values by its copy engine.
+    HopperPrefill,
     /// Tiles of 128 rows on tensor cores, keys and values through shared memory.
     MmaPrefill,
     /// Tiles of 16 rows on tensor cores, keys and values straight into registers.
@@ -35,7 +39,12 @@ pub enum AttentionKernel {
 
 impl AttentionKernel {
     /// Every kernel, for tests and benches.
-    pub const ALL: &'static [Self] = &[Self::MmaPrefill, Self::MmaDecode, Self::Portable];
+    pub const ALL: &'static [Self] = &[
+        Self::HopperPrefill,
+        Self::MmaPrefill,
+        Self::MmaDecode,
+        Self::Portable,
+    ];
 
     /// Whether the kernel computes `problem` on such a device, with tensors seen in vectors of `vector_size`.
     pub fn runs(self, facts: &DeviceFacts, problem: &AttentionProblem, vector_size: usize) -> bool {
@@ -45,12 +54,77 @@ impl AttentionKernel {
             && problem.head_dim <= MAX_MMA_HEAD_DIM;
         match self {
             Self::Portable => true,
+            Self::HopperPrefill => {
+                let half = matches!(
+                    problem.dtype,
+                    ElemType::Float(FloatKind::F16 | FloatKind::BF16)
+                );
+                facts.hopper
+                    && half
+                    && vector_size >= mma::VECTOR
+                    && problem.head_dim.is_multiple_of(mma::VECTOR)
+                    && problem.max_keys > 0
+                    && problem.block_size.is_none_or(HopperTile::takes_blocks)
+            }
             Self::MmaDecode => mma,
             Self::MmaPrefill => {
                 let shared = mma_prefill::shared_bytes(problem.head_dim);
                 let units = 32 * mma_prefill::PLANES as u32;
                 mma && facts.max_shared_memory_bytes >= shared && facts.max_units_per_cube >= units
             }
+        }
+    }
+}
+
+/// The sizes of the tiles of the kernel for Hopper.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub(super) struct HopperTile {
+    /// Keys of a tile.
+    pub(super) keys: usize,
+    /// Blocks of 64 columns that hold a head.
+    pub(super) columns: usize,
+    /// Tiles of keys and of values in shared memory.
+    pub(super) stages: usize,
+}
+
+impl HopperTile {
+    /// Rows of a tile of queries.
+    pub(super) const ROWS: usize = 128;
+
+    /// Units of a cube: two warpgroups for the rows, and one that asks for keys.
+    pub(super) const UNITS: u32 = 3 * 128;
+
+    /// The tiles of heads of `head_dim` elements.
+    pub(super) fn new(head_dim: usize) -> Self {
+        let (keys, stages) = match head_dim {
+            ..=64 => (128, 4),
+            65..=128 => (128, 2),
+            // Wider outputs leave no registers for the scores of more keys.
+            _ => (64, 2),
+        };
+        Self {
+            keys,
+            columns: head_dim.div_ceil(64),
+            stages,
+        }
+    }
+
+    /// Bytes of shared memory without barriers: queries and a ring of stages, rows of 64 elements of 16 bits.
+    pub(super) fn data_bytes(self) -> usize {
+        (Self::ROWS + 2 * self.keys * self.stages) * self.columns * 128
+    }
+
+    /// Whether a copy can take the keys of a tile out of blocks of `block_size`: whole blocks, or a part of one, that begin
+    /// at multiples of 8 rows.
+    fn takes_blocks(block_size: usize) -> bool {
+        block_size.is_power_of_two() && block_size >= 8
+    }
+
+    /// Query heads that share a tile: a group, where its rows fill tiles evenly.
+    pub(super) fn heads(group_size: usize) -> usize {
+        match group_size {
+            1..=Self::ROWS if Self::ROWS.is_multiple_of(group_size) => group_size,
+            _ => 1,
         }
     }
 }
@@ -101,7 +175,9 @@ impl AttentionPlan {
     ) -> Self {
         let vector_size = match kernel {
             AttentionKernel::Portable => vector_size.min(MAX_VECTOR_SIZE),
-            AttentionKernel::MmaDecode | AttentionKernel::MmaPrefill => mma::VECTOR,
+            AttentionKernel::HopperPrefill
+            | AttentionKernel::MmaDecode
+            | AttentionKernel::MmaPrefill => mma::VECTOR,
         };
         let AttentionProblem {
             num_tokens,
@@ -119,6 +195,7 @@ impl AttentionPlan {
             busy_seqs * rows_each.div_ceil(rows) * num_kv_heads
         };
         let load = match kernel {
+            AttentionKernel::HopperPrefill => Load::whole(),
             AttentionKernel::Portable => Load::of_units(facts, num_tokens * num_heads),
             AttentionKernel::MmaDecode => Load {
                 cubes: expected_tiles(mma_decode::ROWS),
@@ -143,6 +220,12 @@ impl AttentionPlan {
                 let units = (num_tokens * num_heads).checked_mul(num_splits);
                 let grid = units.and_then(|units| Grid::for_units(facts, units));
                 (0, grid)
+            }
+            AttentionKernel::HopperPrefill => {
+                let heads = HopperTile::heads(group);
+                let tiles = mma::num_tiles(num_tokens, num_seqs, heads, HopperTile::ROWS);
+                let cubes = tiles * (num_heads / heads);
+                (cubes, Grid::for_cubes(facts, cubes, HopperTile::UNITS))
             }
             AttentionKernel::MmaDecode => {
                 let cubes = tiles(mma_decode::ROWS).saturating_mul(num_splits);
@@ -181,7 +264,17 @@ fn choose(
     let rows = problem.num_tokens * group / problem.num_seqs.max(1);
     // With fixed parts, the kernel too must not depend on the batch.
     let many_rows = rows >= MIN_PREFILL_ROWS && options.fixed_split.is_none();
-    if many_rows && runs(AttentionKernel::MmaPrefill) {
+    let heads = HopperTile::heads(group);
+    let busy_seqs = problem.num_seqs.min(problem.num_tokens).max(1);
+    let hopper_rows = problem.num_tokens * heads / busy_seqs;
+    let hopper_cubes =
+        busy_seqs * hopper_rows.div_ceil(HopperTile::ROWS) * problem.num_heads / heads;
+    // This kernel does not cut keys into parts: few cubes would leave multiprocessors without work.
+    let fills = hopper_cubes >= facts.num_multiprocessors.unwrap_or(1) as usize / 2;
+    let wanted = many_rows && fills && hopper_rows >= MIN_PREFILL_ROWS;
+    if wanted && runs(AttentionKernel::HopperPrefill) {
+        AttentionKernel::HopperPrefill
+    } else if many_rows && runs(AttentionKernel::MmaPrefill) {
         AttentionKernel::MmaPrefill
     } else if runs(AttentionKernel::MmaDecode) {
         AttentionKernel::MmaDecode
@@ -201,6 +294,15 @@ struct Load {
 }
 
 impl Load {
+    /// What is never split.
+    fn whole() -> Self {
+        Self {
+            cubes: 0,
+            at_once: 0,
+            start_keys: 0,
+        }
+    }
+
     /// Units do not share anything, so that groups of them stand for cubes.
     fn of_units(facts: &DeviceFacts, units: usize) -> Self {
         let group = 64;
@@ -241,7 +343,6 @@ impl Load {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cubecl::ir::{ElemType, FloatKind};
 
     use crate::check::F32;
     use crate::device::tests::{cpu, gpu};
@@ -257,6 +358,7 @@ mod tests {
             head_dim,
             max_keys: 1000,
             expected_keys: 1000,
+            block_size: Some(16),
             dtype: F32,
         }
     }
@@ -270,6 +372,7 @@ mod tests {
             head_dim: 128,
             max_keys,
             expected_keys: max_keys,
+            block_size: Some(16),
             dtype: BF16,
         };
         AttentionPlan::new(&gpu(), &problem, 8, &AttentionOptions::causal(128))
@@ -302,7 +405,7 @@ mod tests {
     fn rows_per_sequence_choose_the_kernel() {
         assert_eq!(llama(8, 1, 1024).kernel, AttentionKernel::MmaDecode);
         assert_eq!(llama(8, 4, 1024).kernel, AttentionKernel::MmaDecode);
-        assert_eq!(llama(1, 512, 1024).kernel, AttentionKernel::MmaPrefill);
+        assert_eq!(llama(1, 512, 1024).kernel, AttentionKernel::HopperPrefill);
     }
 
     #[test]
@@ -315,6 +418,10 @@ mod tests {
             let options = AttentionOptions::causal(head_dim);
             AttentionPlan::new(&facts, &problem, vector_size, &options).kernel
         };
+        let gpu = || DeviceFacts {
+            hopper: false,
+            ..gpu()
+        };
         let without = DeviceFacts {
             mma_bf16: false,
             ..gpu()
@@ -325,6 +432,49 @@ mod tests {
         assert_eq!(kernel(gpu(), 256, 8, BF16), AttentionKernel::Portable);
         assert_eq!(kernel(gpu(), 64, 4, F32), AttentionKernel::Portable);
         assert_eq!(kernel(cpu(), 64, 16, BF16), AttentionKernel::Portable);
+    }
+
+    #[test]
+    fn many_rows_go_to_the_kernel_for_hopper_where_it_takes_them() {
+        let base = AttentionProblem {
+            num_tokens: 4096,
+            num_heads: 32,
+            num_kv_heads: 8,
+            dtype: BF16,
+            ..problem(1, 128)
+        };
+        let kernel = |problem: &AttentionProblem, vector_size| {
+            let options = AttentionOptions::causal(problem.head_dim);
+            AttentionPlan::new(&gpu(), problem, vector_size, &options).kernel
+        };
+        for head_dim in [64, 80, 96, 128, 256] {
+            for block_size in [None, Some(8), Some(16), Some(256)] {
+                let problem = AttentionProblem {
+                    head_dim,
+                    block_size,
+                    ..base
+                };
+                assert_eq!(kernel(&problem, 8), AttentionKernel::HopperPrefill);
+            }
+        }
+        assert_eq!(kernel(&base, 4), AttentionKernel::Portable);
+        for block_size in [4, 24] {
+            let block_size = Some(block_size);
+            let problem = AttentionProblem { block_size, ..base };
+            assert_eq!(kernel(&problem, 8), AttentionKernel::MmaPrefill);
+        }
+    }
+
+    #[test]
+    fn tiles_for_hopper_fit_into_shared_memory() {
+        for head_dim in [8, 64, 72, 128, 136, 256] {
+            let tile = HopperTile::new(head_dim);
+            let barriers = 8 * (4 * tile.stages + 1) + 4 * tile.stages;
+            assert!(tile.data_bytes() + barriers <= gpu().max_shared_memory_bytes);
+            assert!(tile.columns * 64 >= head_dim && tile.stages >= 2);
+        }
+        let heads = [1, 3, 4, 7, 8, 128, 256].map(HopperTile::heads);
+        assert_eq!(heads, [1, 1, 4, 1, 8, 128, 1]);
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub struct AttentionProblem {
     pub max_keys: usize,
     /// Keys of one sequence, as far as the host can tell: what even parts are planned by.
     pub expected_keys: usize,
+    /// Tokens of a block, where keys are paged.
+    pub block_size: Option<usize>,
     /// The type of queries, keys, values and output.
     pub dtype: ElemType,
 }

@@ -65,6 +65,12 @@ pub(crate) fn load_f32x4(address: u32) -> Vector<f32, Const<4>> {
     words
 }
 
+/// Stores 16 bytes of zeros; the address is a multiple of 16.
+#[cube]
+pub(crate) fn store_zeros(address: u32) {
+    gpu_asm!("{{ .reg .b32 zero; mov.b32 zero, 0; st.shared.v4.b32 [{}], {{zero, zero, zero, zero}}; }}", in(_) address);
+}
+
 /// Stores four 8 by 8 matrices of 16-bit elements: unit `8 m + r` gives the address of row `r` of matrix `m`.
 #[cube]
 pub(crate) fn store_matrices(address: u32, m0: u32, m1: u32, m2: u32, m3: u32) {

@@ -38,6 +38,44 @@ pub(crate) unsafe fn matrix_map(tensor: &TensorRef, tile_rows: usize) -> TensorM
         .with_prefetch(TensorMapPrefetch::B256)
 }
 
+/// The map of heads `[tokens, heads, columns]`, or `[blocks, tokens, heads, columns]`, for tiles of some tokens by some heads
+/// by [`TILE_COLUMNS`], swizzled over 128 bytes. Copies name four coordinates; without blocks, the last one is 0.
+///
+/// Heads must start at multiples of 16 bytes, and sizes fit an i32.
+///
+/// # Safety
+/// The tensor must lie in its buffer.
+pub(crate) unsafe fn heads_map(
+    tensor: &TensorRef,
+    tile_tokens: usize,
+    tile_heads: usize,
+) -> TensorMapArg<Tiled> {
+    let mut shape = tensor.shape().to_vec();
+    let mut strides = tensor.strides().to_vec();
+    if shape.len() == 3 {
+        shape.insert(0, 1);
+        strides.insert(0, 1);
+    }
+    for axis in 0..3 {
+        if shape[axis] == 1 {
+            // Nobody steps along this axis, and the engine wants a stride that it could step by.
+            strides[axis] = shape[3].next_multiple_of(8);
+        }
+    }
+    // SAFETY: the caller promises that the tensor lies in its buffer.
+    let heads = unsafe {
+        TensorArg::from_raw_parts(
+            tensor.handle().clone(),
+            Strides::from(strides),
+            Shape::from(shape),
+        )
+    };
+    let tile_size = Shape::from(vec![1, tile_tokens, tile_heads, TILE_COLUMNS]);
+    TensorMapArg::new(TiledArgs { tile_size }, heads, tensor.dtype())
+        .with_swizzle(TensorMapSwizzle::B128)
+        .with_prefetch(TensorMapPrefetch::B256)
+}
+
 /// How long what is loaded should stay in the L2 cache.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub(crate) enum Reuse {
@@ -83,6 +121,28 @@ pub(crate) fn load(
     gpu_asm!(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [{}], [{}, {{{}, {}}}], [{}], {};",
         in(_) target, in(_) map, in(_) column, in(_) row, in(_) barrier, in(_) policy
+    );
+}
+
+/// Loads the tile of a [`heads_map`] whose first element is (`block`, `token`, `head`, `column`), as [`load`].
+#[cube]
+pub(crate) fn load_heads(
+    target: u32,
+    map: u64,
+    column: u32,
+    head: u32,
+    token: i32,
+    block: i32,
+    barrier: u32,
+    #[comptime] reuse: Reuse,
+) {
+    let policy = comptime!(reuse.policy()).runtime();
+    // As values, not as addresses of variables.
+    let token = token + 0;
+    let block = block + 0;
+    gpu_asm!(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [{}], [{}, {{{}, {}, {}, {}}}], [{}], {};",
+        in(_) target, in(_) map, in(_) column, in(_) head, in(_) token, in(_) block, in(_) barrier, in(_) policy
     );
 }
 

@@ -5,10 +5,42 @@ use cubecl::prelude::*;
 /// Units of a warpgroup.
 pub(crate) const UNITS: u32 = 128;
 
+/// The warpgroup of unit `unit`, as a number that the units of a warp are known to share.
+#[cube]
+pub(crate) fn of(unit: u32) -> u32 {
+    let own = unit / UNITS;
+    let group: u32;
+    gpu_asm!("shfl.sync.idx.b32 {}, {}, 0, 0x1f, -1;", out(_) group, in(_) own, options(pure, nomem));
+    group + 0
+}
+
+/// The largest of the four neighbouring units that hold columns of one row of sums.
+#[cube]
+pub(crate) fn row_max(value: f32) -> f32 {
+    let value = value.max(exchange(value, 1u32));
+    value.max(exchange(value, 2u32))
+}
+
+/// The value of the unit whose number in the warp differs by `bit`.
+#[cube]
+fn exchange(value: f32, #[comptime] bit: u32) -> f32 {
+    // As a value, not as the address of a variable.
+    let value = value * 1.0;
+    let other: f32;
+    gpu_asm!("shfl.sync.bfly.b32 {}, {}, {bit}, 0x1f, -1;", out(_) other, in(_) value, options(pure, nomem));
+    other * 1.0
+}
+
 /// Waits for `units` units at barrier `id`, 1 to 15; barrier 0 is `sync_cube`'s.
 #[cube]
 pub(crate) fn sync(id: u32, #[comptime] units: u32) {
     gpu_asm!("bar.sync {}, {units};", in(_) id);
+}
+
+/// Arrives at barrier `id` as one of `units` units, and goes on.
+#[cube]
+pub(crate) fn arrive(id: u32, #[comptime] units: u32) {
+    gpu_asm!("bar.arrive {}, {units};", in(_) id);
 }
 
 /// Gives registers of this warpgroup back, down to `count` a unit. Once, first thing in the branch of a warpgroup.

@@ -4,9 +4,9 @@
 //! are free on a device without memory, so sizes may be as large as a form needs.
 
 use burn_paged_kernels::{
-    AttentionOptions, Epilogue, KernelError, Keys, Launcher, PartialAttention, RotaryTable,
-    TensorRef, add_rms_norm, attention, embedding, gather_kv, greedy, linear, merge_attention,
-    rms_norm, rotary, rotary_and_store, sample, silu_and_mul, store_kv,
+    AttentionKernel, AttentionOptions, Epilogue, KernelError, Keys, Launcher, PartialAttention,
+    RotaryTable, TensorRef, add_rms_norm, attention, attention_with, embedding, gather_kv, greedy,
+    linear, merge_attention, rms_norm, rotary, rotary_and_store, sample, silu_and_mul, store_kv,
 };
 use cubecl::ir::{ElemType, FloatKind, IntKind};
 
@@ -56,6 +56,7 @@ pub(crate) fn all() -> Vec<Call> {
         let mut calls = Calls {
             suffix: name,
             dtype: ElemType::Float(kind),
+            kernel: None,
             calls: Vec::new(),
         };
         calls.norm();
@@ -73,6 +74,8 @@ pub(crate) fn all() -> Vec<Call> {
 struct Calls {
     suffix: &'static str,
     dtype: ElemType,
+    /// The kernel of the next calls of attention; `None` for the planned one.
+    kernel: Option<AttentionKernel>,
     calls: Vec<Call>,
 }
 
@@ -364,6 +367,16 @@ impl Calls {
             let spilling = portable(255).with_local_memory(128, 512, UNIT_HOLDS_A_ROW);
             self.paged("prefill", 512, Heads::new(4, 1, 80), causal, spilling);
         } else {
+            if cfg!(feature = "hopper") {
+                for head_dim in [64, 72, 96, 128, 256] {
+                    let heads = Heads::new(32, 8, head_dim);
+                    self.packed("packed causal", heads, causal, HOPPER_PREFILL);
+                    self.paged("prefill", 512, heads, causal, HOPPER_PREFILL);
+                }
+                self.packed("packed window, softcap", llama, every, HOPPER_PREFILL);
+                self.paged("prefill window, softcap", 512, llama, every, HOPPER_PREFILL);
+            }
+            self.kernel = Some(AttentionKernel::MmaPrefill);
             self.packed("packed", llama, all, PREFILL);
             self.packed("packed causal", llama, causal, PREFILL);
             self.packed("packed window, softcap", llama, every, PREFILL);
@@ -372,19 +385,21 @@ impl Calls {
             self.paged("prefill", 512, Heads::new(4, 1, 80), causal, SPLIT_PREFILL);
             self.paged("prefill", 512, Heads::new(4, 1, 72), causal, SPLIT_PREFILL);
             self.paged("prefill window, softcap", 512, llama, every, PREFILL);
+            self.kernel = Some(AttentionKernel::MmaDecode);
             self.paged("decode", 4, llama, causal, DECODE);
             self.paged("decode", 4, Heads::new(9, 3, 64), causal, DECODE);
             self.paged("decode", 4, Heads::new(4, 1, 80), causal, DECODE);
             self.paged("decode window, softcap", 4, llama, every, DECODE);
         }
+        self.kernel = Some(AttentionKernel::Portable);
         let spilling = portable(255).with_local_memory(4096, 24_576, UNIT_HOLDS_A_ROW);
         self.paged("prefill", 512, Heads::new(8, 4, 256), causal, spilling);
         self.paged("prefill", 512, Heads::new(4, 1, 33), causal, portable(128));
     }
 
     fn packed(&mut self, form: &str, heads: Heads, options: AttentionOptions, promise: Promise) {
-        let dtype = self.dtype;
-        self.add(&heads.name(form), promise, move |t| {
+        let (dtype, kernel) = (self.dtype, self.kernel);
+        self.add(&heads.name(form, kernel), promise, move |t| {
             let q = || t.tensor(dtype, &[512, heads.num_heads, heads.head_dim]);
             let k = || t.tensor(dtype, &[700, heads.num_kv_heads, heads.head_dim]);
             let keys = Keys::Packed {
@@ -394,7 +409,16 @@ impl Calls {
             };
             let lse = t.tensor(F32, &[512, heads.num_heads]);
             let starts = t.ints(&[NUM_SEQS + 1]);
-            attention(t.launcher, &q(), &starts, keys, &q(), &lse, &options)
+            attend(
+                t.launcher,
+                kernel,
+                &q(),
+                &starts,
+                keys,
+                &q(),
+                &lse,
+                &options,
+            )
         });
     }
 
@@ -407,8 +431,8 @@ impl Calls {
         options: AttentionOptions,
         promise: Promise,
     ) {
-        let dtype = self.dtype;
-        self.add(&heads.name(form), promise, move |t| {
+        let (dtype, kernel) = (self.dtype, self.kernel);
+        self.add(&heads.name(form, kernel), promise, move |t| {
             let q = || t.tensor(dtype, &[num_tokens, heads.num_heads, heads.head_dim]);
             let cache = || t.tensor(dtype, &[1000, 16, heads.num_kv_heads, heads.head_dim]);
             let keys = Keys::Paged {
@@ -419,7 +443,16 @@ impl Calls {
             };
             let lse = t.tensor(F32, &[num_tokens, heads.num_heads]);
             let starts = t.ints(&[NUM_SEQS + 1]);
-            attention(t.launcher, &q(), &starts, keys, &q(), &lse, &options)
+            attend(
+                t.launcher,
+                kernel,
+                &q(),
+                &starts,
+                keys,
+                &q(),
+                &lse,
+                &options,
+            )
         });
     }
 }
@@ -435,6 +468,9 @@ const WIDE_BLOCKS: usize = 1 << 24;
 const fn portable(max_registers: u32) -> Promise {
     Promise::new(&["attention_kernel", "merge_kernel"], max_registers)
 }
+
+/// Tiles of many rows, on Hopper. A unit starts with 168 registers; those that multiply take 240.
+const HOPPER_PREFILL: Promise = Promise::new(&["hopper_prefill_kernel"], 168).on_tensor_cores();
 
 /// Tiles of many rows.
 const PREFILL: Promise = Promise::new(&["mma_prefill_kernel"], 255).on_tensor_cores();
@@ -466,12 +502,31 @@ impl Heads {
         }
     }
 
-    fn name(&self, form: &str) -> String {
+    fn name(&self, form: &str, kernel: Option<AttentionKernel>) -> String {
         let Self {
             num_heads,
             num_kv_heads,
             head_dim,
         } = self;
-        format!("attention {form}, {num_heads}/{num_kv_heads} x {head_dim}")
+        let kernel = kernel.map_or("planned".to_owned(), |kernel| format!("{kernel:?}"));
+        format!("attention {form}, {kernel}, {num_heads}/{num_kv_heads} x {head_dim}")
+    }
+}
+
+/// One of the two forms of attention.
+#[allow(clippy::too_many_arguments, reason = "those of `attention_with`")]
+fn attend(
+    launcher: &Launcher,
+    kernel: Option<AttentionKernel>,
+    q: &TensorRef,
+    starts: &TensorRef,
+    keys: Keys<'_>,
+    out: &TensorRef,
+    lse: &TensorRef,
+    options: &AttentionOptions,
+) -> Result<(), KernelError> {
+    match kernel {
+        None => attention(launcher, q, starts, keys, out, lse, options),
+        Some(kernel) => attention_with(launcher, kernel, q, starts, keys, out, lse, options),
     }
 }

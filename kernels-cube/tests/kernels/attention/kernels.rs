@@ -2,7 +2,7 @@
 //!
 //! The planner chooses one of them; here each has to be right on its own.
 
-use burn_paged_kernels::{AttentionKernel, AttentionOptions, KernelError};
+use burn_paged_kernels::{AttentionKernel, AttentionOptions, KernelError, Launcher};
 
 use super::host::{Attended, Blocks, Heads, HostBatch, try_packed, try_paged};
 use crate::arith::{Arith, Dtype};
@@ -26,6 +26,9 @@ const DECODE: &[(usize, usize)] = &[(1, 1000), (1, 1), (1, 64), (1, 77), (1, 0),
 
 /// One prompt of more than a tile.
 const PROMPT: &[(usize, usize)] = &[(200, 200)];
+
+/// Several tiles of keys: prompts, and chunks on a prefix whose length is no multiple of a tile.
+const LONG: &[(usize, usize)] = &[(300, 300), (70, 557), (0, 40), (129, 400)];
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
@@ -77,6 +80,13 @@ const CASES: &[Case] = &[
     Case { heads: heads(2, 1, 64), window: Some(33), causal: false, ..BASE },
     Case { heads: heads(2, 1, 128), softcap: Some(3.0), q_bound: 30.0, ..BASE },
     Case { heads: heads(1, 2, 64), q_bound: 1000.0, ..BASE },
+    Case { lens: LONG, ..BASE },
+    Case { lens: LONG, heads: heads(1, 2, 128), causal: false, block_size: 8, ..BASE },
+    Case { lens: LONG, heads: heads(3, 1, 64), block_size: 64, q_bound: 30.0, ..BASE },
+    Case { lens: LONG, heads: heads(8, 1, 128), block_size: 256, window: Some(150), ..BASE },
+    Case { lens: LONG, heads: heads(2, 2, 96), block_size: 32, softcap: Some(5.0), ..BASE },
+    Case { lens: LONG, heads: heads(2, 1, 256), block_size: 128, ..BASE },
+    Case { lens: LONG, heads: heads(1, 2, 72), layout: Layout::Transposed, window: Some(64), causal: false, ..BASE },
     Case { lens: DECODE, ..BASE },
     Case { lens: DECODE, heads: heads(3, 3, 64), block_size: 64, layout: Layout::Pitched, ..BASE },
     Case { lens: DECODE, heads: heads(8, 2, 128), window: Some(300), block_size: 5, ..BASE },
@@ -96,8 +106,14 @@ fn options(case: &Case) -> AttentionOptions {
     }
 }
 
-/// The tensor-core kernels, for the devices that have them.
-const TILED: [AttentionKernel; 2] = [AttentionKernel::MmaPrefill, AttentionKernel::MmaDecode];
+/// The tensor-core kernels of the device.
+fn tiled(launcher: &Launcher) -> Vec<AttentionKernel> {
+    let mut kernels = vec![AttentionKernel::MmaPrefill, AttentionKernel::MmaDecode];
+    if launcher.facts().hopper {
+        kernels.push(AttentionKernel::HopperPrefill);
+    }
+    kernels
+}
 
 #[test]
 fn every_kernel_agrees_with_plain_loops_in_f16() {
@@ -236,7 +252,7 @@ fn keys_without_a_block_are_left_out_by_every_kernel() {
             lost: Some((lost, wrong)),
             ..blocks.clone()
         };
-        for kernel in TILED {
+        for kernel in tiled(&launcher) {
             let got = try_paged(
                 &launcher,
                 Some(kernel),

@@ -1,0 +1,799 @@
+//! Attention of many rows on the matrix units of Hopper: prompts and long chunks.
+//!
+//! out[t, h] = Σ_j softmax_j(scale · q[t, h] · k[j]) · v[j],   j over the keys visible to t.
+//!
+//! Owns      cube: 128 rows of one sequence, neighbouring tokens of one query head, or of all heads of a group where their
+//!           number divides 128. warpgroup: 64 of the rows. One more warp asks the copy engine for keys and values.
+//! Memory    registers: scores, weights and output of a warpgroup. Shared: the queries, later the output on its way out; a
+//!           ring of tiles of keys and of values, in the order in which they are attended: from the last key to the first.
+//! Numerics  as `mma_prefill.rs`.
+//! Tails     a tile of keys that no row of the cube sees is not asked for, nor is a block. Single keys are tested only in
+//!           tiles that some row of a warp sees in part, or that miss a block; values that no row sees are overwritten with
+//!           zeros, because they may be anything and zero times NaN is NaN. What a tile has outside of a tensor is zero.
+//! Needs     a Hopper GPU; `head_dim` a multiple of 8, up to 256; heads at multiples of 16 bytes; blocks of 8, 16, 32, …
+//!           tokens.
+//! Source    FlashAttention-3 (arXiv:2407.08608), section 3.
+
+use cubecl::prelude::*;
+
+use super::keys::{BatchShape, KeySource, ScoreParams};
+use super::mask::{KeyRange, MaskBounds};
+use super::mma::{
+    MmaSpec, RowTile, exponent_base, exponent_factor, log_sum_exp, power, row_tile, row_total,
+    score,
+};
+use super::plan::HopperTile;
+use crate::hopper::{HalfType, mbarrier, shared, tma, warpgroup, wgmma};
+use crate::layout::HeadLayout;
+use crate::paged::BlockTableShape;
+
+/// Rows of a tile.
+const ROWS: u32 = HopperTile::ROWS as u32;
+
+/// Warpgroups that multiply.
+const CONSUMERS: u32 = ROWS / wgmma::ROWS;
+
+/// Registers of a unit that only asks for tiles, and of one that multiplies: 384 units share 65,536.
+const PRODUCER_REGISTERS: u32 = 24;
+const CONSUMER_REGISTERS: u32 = 240;
+
+/// The barrier at which the first warpgroup waits for its turn; the second one waits at the next. Those before are for the
+/// units of one warpgroup.
+const FIRST_TURN: u32 = CONSUMERS + 1;
+
+/// Bytes of 64 columns of the queries, and of those of one warpgroup.
+const Q_BYTES: u32 = ROWS * shared::SWIZZLE_BYTES;
+const GROUP_BYTES: u32 = wgmma::ROWS * shared::SWIZZLE_BYTES;
+
+/// What is compiled into the kernel.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub(super) struct HopperSpec {
+    pub(super) tile: HopperTile,
+    pub(super) mma: MmaSpec,
+    pub(super) kind: HalfType,
+    /// Tokens of a block, up to the keys of a tile; with packed keys, those of a tile.
+    pub(super) piece_keys: usize,
+    /// Whether warpgroups take turns at the matrix units.
+    pub(super) turns: bool,
+}
+
+impl HopperSpec {
+    /// The scores of a warpgroup: 64 rows by the keys of a tile.
+    fn scores(self) -> wgmma::Sums {
+        wgmma::Sums {
+            prefix: "score",
+            columns: self.tile.keys,
+        }
+    }
+
+    /// Their exponentials.
+    fn weights(self) -> wgmma::Rows {
+        wgmma::Rows {
+            prefix: "weight",
+            depth: self.tile.keys,
+        }
+    }
+
+    /// Its output, before it is divided by the sums of the weights.
+    fn output(self) -> wgmma::Sums {
+        wgmma::Sums {
+            prefix: "output",
+            columns: self.mma.head_dim,
+        }
+    }
+
+    /// Blocks of 64 columns of a head.
+    fn columns(self) -> u32 {
+        self.tile.columns as u32
+    }
+
+    /// Bytes of 64 columns of a tile of keys.
+    fn column_bytes(self) -> u32 {
+        self.tile.keys as u32 * shared::SWIZZLE_BYTES
+    }
+
+    /// Bytes of a tile of keys or of values.
+    fn key_bytes(self) -> u32 {
+        self.columns() * self.column_bytes()
+    }
+
+    fn is_paged(self) -> bool {
+        self.mma.keys == KeySource::Paged
+    }
+}
+
+/// The barriers of a cube, and where its tiles lie.
+#[derive(CubeType, Clone, Copy)]
+struct Places {
+    queries: u32,
+    /// The first tile of keys; the values of a stage follow its keys.
+    keys: u32,
+    queries_full: u32,
+    keys_full: u32,
+    keys_empty: u32,
+    values_full: u32,
+    values_empty: u32,
+}
+
+/// `out` is seen in vectors of 16 bytes. `group_size` query heads share a key head; `batch.group_size` of them share a tile.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn hopper_prefill_kernel<F: Float>(
+    q: &TensorMap<F, Tiled>,
+    k: &TensorMap<F, Tiled>,
+    v: &TensorMap<F, Tiled>,
+    cu_seqlens_q: &[i32],
+    kv_lens: &[i32],
+    block_table: &[i32],
+    out: &mut [Vector<f32, Const<4>>],
+    lse: &mut [f32],
+    out_layout: HeadLayout,
+    table: BlockTableShape,
+    batch: BatchShape,
+    params: ScoreParams,
+    bounds: MaskBounds,
+    group_size: usize,
+    num_cubes: usize,
+    block_log2: u32,
+    #[comptime] spec: HopperSpec,
+    #[define(F)] _dtype: ElemType,
+) {
+    wgmma::declare(spec.scores());
+    wgmma::declare_rows(spec.weights());
+    wgmma::declare(spec.output());
+    if CUBE_POS >= num_cubes {
+        terminate!();
+    }
+    let stages = comptime!(spec.tile.stages as u32);
+
+    // Rows at the end of a sequence have the most keys: they start first. Heads that share keys run at the same time.
+    let num_head_tiles = batch.num_heads / batch.group_size;
+    let work = num_cubes - 1 - CUBE_POS;
+    let head_tile = work % num_head_tiles;
+    let tile_pos = work / num_head_tiles;
+    let kv_head = (head_tile * batch.group_size / group_size) as u32;
+    let tile = row_tile(
+        cu_seqlens_q,
+        kv_lens,
+        &batch,
+        tile_pos,
+        HopperTile::ROWS,
+        spec.mma.keys,
+    );
+    if tile.first >= tile.num_rows {
+        terminate!();
+    }
+    let part = tile.visible_to_rows(0i32.runtime(), comptime!(ROWS as i32), &batch, &bounds);
+    let keys = comptime!(spec.tile.keys as i32);
+    let mut num_tiles = 0i32.runtime();
+    let last_tile = (part.first + part.len - 1) / keys;
+    if part.len > 0 {
+        num_tiles = last_tile - part.first / keys + 1;
+    }
+
+    let memory = Shared::<[u32]>::new_aligned_slice(
+        comptime!(spec.tile.data_bytes() / 4),
+        comptime!(shared::SWIZZLE_ALIGN as usize),
+    );
+    let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(4 * spec.tile.stages + 1), 8usize);
+    // For each stage, a bit for each block of its tile that is none of the cache's.
+    let mut missed = Shared::<[u32]>::new_slice(comptime!(spec.tile.stages));
+    let queries = shared::address(&memory);
+    let queries_full = shared::address(&barriers);
+    let places = Places {
+        queries,
+        keys: queries + comptime!(spec.columns() * Q_BYTES),
+        queries_full,
+        keys_full: queries_full + 8,
+        keys_empty: queries_full + comptime!(8 + 8 * stages),
+        values_full: queries_full + comptime!(8 + 16 * stages),
+        values_empty: queries_full + comptime!(8 + 24 * stages),
+    };
+    let unit = UNIT_POS;
+    if unit == 0 {
+        mbarrier::init(places.queries_full, 1u32);
+        #[unroll]
+        for stage in 0..stages {
+            mbarrier::init(places.keys_full + comptime!(8 * stage), 1u32);
+            mbarrier::init(places.keys_empty + comptime!(8 * stage), CONSUMERS);
+            mbarrier::init(places.values_full + comptime!(8 * stage), 1u32);
+            mbarrier::init(places.values_empty + comptime!(8 * stage), CONSUMERS);
+        }
+        mbarrier::fence_init();
+    }
+    sync_cube();
+
+    if unit < warpgroup::UNITS {
+        warpgroup::give_registers(PRODUCER_REGISTERS);
+        if unit < 32 {
+            if unit == 0 {
+                let map = tma::map_address(q);
+                let head = (head_tile * batch.group_size) as u32;
+                let token = tile.token(0i32.runtime(), &batch) as i32;
+                let barrier = places.queries_full;
+                mbarrier::arrive_expect(barrier, comptime!(spec.columns() * Q_BYTES).runtime());
+                #[unroll]
+                for block in 0..comptime!(spec.columns()) {
+                    let target = places.queries + comptime!(block * Q_BYTES);
+                    let column = comptime!(block * tma::TILE_COLUMNS as u32).runtime();
+                    tma::load_heads(
+                        target,
+                        map,
+                        column,
+                        head,
+                        token,
+                        0i32.runtime(),
+                        barrier,
+                        tma::Reuse::Never,
+                    );
+                }
+            }
+            let k_map = tma::map_address(k);
+            let v_map = tma::map_address(v);
+            let mut stage = 0u32.runtime();
+            let mut parity = 1u32.runtime();
+            let mut at = last_tile;
+            for _ in 0..num_tiles {
+                let base = at * keys;
+                let piece = piece_at(
+                    &table,
+                    block_table,
+                    &tile,
+                    &part,
+                    base,
+                    unit as i32,
+                    block_log2,
+                    spec,
+                );
+                let target = places.keys + stage * comptime!(2 * spec.key_bytes());
+                let barrier = places.keys_full + 8 * stage;
+                mbarrier::wait(places.keys_empty + 8 * stage, parity);
+                if comptime!(spec.is_paged()) {
+                    sync_plane();
+                    let lost = plane_ballot(piece.lost).extract(0usize);
+                    if unit == 0 {
+                        missed[stage as usize] = lost;
+                    }
+                }
+                load_piece(target, k_map, kv_head, &piece, barrier, unit, spec);
+                let target = target + comptime!(spec.key_bytes());
+                let barrier = places.values_full + 8 * stage;
+                mbarrier::wait(places.values_empty + 8 * stage, parity);
+                load_piece(target, v_map, kv_head, &piece, barrier, unit, spec);
+                at -= 1;
+                stage += 1;
+                if stage == stages {
+                    stage = 0u32.runtime();
+                    parity ^= 1;
+                }
+            }
+        }
+    } else {
+        warpgroup::take_registers(CONSUMER_REGISTERS);
+        let group = warpgroup::of(unit) - 1;
+        let in_group = unit % warpgroup::UNITS;
+        let leads = in_group == 0;
+        let lane = unit % 32;
+        // The first row of the warp, and the upper one of the two rows of this unit.
+        let warp_row = (group * wgmma::ROWS + in_group / 32 * 16) as i32;
+        let row = warp_row + (lane / 4) as i32;
+        let low_range = tile.visible(row, &batch, &bounds);
+        let high_range = tile.visible(row + 8, &batch, &bounds);
+        let common = common_keys(&tile, warp_row, &batch, &bounds);
+        let common_end = common.first + common.len;
+        let own_queries = places.queries + group * GROUP_BYTES;
+        // The first of the columns of this unit.
+        let column = (lane % 4 * 2) as i32;
+        let factor = exponent_factor(&params, spec.mma);
+        let end = part.first + part.len;
+
+        let mut rows = RowPair {
+            low_max: f32::min_value(),
+            high_max: f32::min_value(),
+            low_sum: 0.0f32.runtime(),
+            high_sum: 0.0f32.runtime(),
+        };
+        let mut scores = Array::<f32>::new(comptime!(spec.scores().registers()));
+        wgmma::clear(spec.output());
+        mbarrier::wait(places.queries_full, 0u32.runtime());
+        if num_tiles > 0 {
+            let mut base = last_tile * keys;
+            // The scores of the first tile; from then on, those of a tile are formed while its predecessor's values are
+            // still being added.
+            mbarrier::wait(places.keys_full, 0u32.runtime());
+            let lost = lost_blocks(&missed, 0u32.runtime(), spec);
+            wgmma::fence();
+            multiply_keys(own_queries, places.keys, spec);
+            wgmma::commit();
+            wgmma::wait(0u32);
+            if leads {
+                mbarrier::arrive(places.keys_empty);
+            }
+            read_scores(&mut scores, &params, spec);
+            if base < common.first || base + keys > common_end {
+                hide_keys(&mut scores, base + column, &low_range, &high_range, spec);
+            }
+            if comptime!(spec.is_paged()) {
+                if lost != 0 {
+                    hide_lost(&mut scores, lost, column as u32, block_log2, spec);
+                }
+            }
+            let _nothing_yet = rows.weigh(&mut scores, factor, spec);
+            set_weights(&scores, spec);
+
+            // Warpgroups take turns: one fills the matrix units while the other takes exponentials.
+            if comptime!(spec.turns) && group == 1 {
+                warpgroup::arrive(
+                    FIRST_TURN.runtime(),
+                    comptime!(CONSUMERS * warpgroup::UNITS),
+                );
+            }
+            let mut value_stage = 0u32.runtime();
+            let mut value_parity = 0u32.runtime();
+            let mut stage = 1u32.runtime();
+            let mut parity = 0u32.runtime();
+            for _ in 1..num_tiles {
+                let tile_values = places.keys
+                    + value_stage * comptime!(2 * spec.key_bytes())
+                    + comptime!(spec.key_bytes());
+                let tile_keys = places.keys + stage * comptime!(2 * spec.key_bytes());
+                let values_full = places.values_full + 8 * value_stage;
+                if base < part.first || base + keys > end {
+                    mbarrier::wait(values_full, value_parity);
+                    clear_unseen(tile_values, base, &part, group, in_group, spec);
+                }
+                base -= keys;
+
+                mbarrier::wait(places.keys_full + 8 * stage, parity);
+                let lost = lost_blocks(&missed, stage, spec);
+                if comptime!(spec.turns) {
+                    warpgroup::sync(FIRST_TURN + group, comptime!(CONSUMERS * warpgroup::UNITS));
+                }
+                wgmma::fence();
+                multiply_keys(own_queries, tile_keys, spec);
+                wgmma::commit();
+                mbarrier::wait(values_full, value_parity);
+                wgmma::fence();
+                multiply_values(tile_values, spec);
+                wgmma::commit();
+                if comptime!(spec.turns) {
+                    warpgroup::arrive(
+                        FIRST_TURN + 1 - group,
+                        comptime!(CONSUMERS * warpgroup::UNITS),
+                    );
+                }
+
+                wgmma::wait(1u32);
+                if leads {
+                    mbarrier::arrive(places.keys_empty + 8 * stage);
+                }
+                read_scores(&mut scores, &params, spec);
+                if base < common.first || base + keys > common_end {
+                    hide_keys(&mut scores, base + column, &low_range, &high_range, spec);
+                }
+                if comptime!(spec.is_paged()) {
+                    if lost != 0 {
+                        hide_lost(&mut scores, lost, column as u32, block_log2, spec);
+                    }
+                }
+                let kept = rows.weigh(&mut scores, factor, spec);
+
+                wgmma::wait_after(rows.low_sum + rows.high_sum, places.queries, 0u32);
+                if leads {
+                    mbarrier::arrive(places.values_empty + 8 * value_stage);
+                }
+                set_weights(&scores, spec);
+                wgmma::scale(kept.low, kept.high, spec.output());
+                value_stage = stage + 0;
+                value_parity = parity + 0;
+                stage += 1;
+                if stage == stages {
+                    stage = 0u32.runtime();
+                    parity ^= 1;
+                }
+            }
+
+            let tile_values = places.keys
+                + value_stage * comptime!(2 * spec.key_bytes())
+                + comptime!(spec.key_bytes());
+            mbarrier::wait(places.values_full + 8 * value_stage, value_parity);
+            if base < part.first || base + keys > end {
+                clear_unseen(tile_values, base, &part, group, in_group, spec);
+            }
+            wgmma::fence();
+            multiply_values(tile_values, spec);
+            wgmma::commit();
+            wgmma::wait(0u32);
+        }
+
+        let low_sum = row_total(rows.low_sum);
+        let high_sum = row_total(rows.high_sum);
+        // Every warp has multiplied its queries; the output takes their place.
+        warpgroup::sync(group + 1, warpgroup::UNITS);
+        stage_output(own_queries, low_sum, high_sum, unit, spec);
+        warpgroup::sync(group + 1, warpgroup::UNITS);
+        write_output(
+            out,
+            own_queries,
+            &tile,
+            group,
+            in_group,
+            head_tile,
+            &batch,
+            &out_layout,
+            spec,
+        );
+        if lane % 4 == 0 {
+            let mma = comptime!(spec.mma);
+            if tile.has(row) {
+                let to =
+                    tile.token(row, &batch) * batch.num_heads + tile.head(row, head_tile, &batch);
+                lse[to] = log_sum_exp(rows.low_max, low_sum, &params, mma);
+            }
+            if tile.has(row + 8) {
+                let to = tile.token(row + 8, &batch) * batch.num_heads
+                    + tile.head(row + 8, head_tile, &batch);
+                lse[to] = log_sum_exp(rows.high_max, high_sum, &params, mma);
+            }
+        }
+    }
+}
+
+/// The part of a tile of keys that one unit of the producer asks for: those of one block, or all packed ones.
+#[derive(CubeType, Clone, Copy)]
+struct Piece {
+    /// The block, or -1 for none: then the engine fills in zeros. 0 for packed keys.
+    block: i32,
+    /// The first key, counted in the block or among all packed keys.
+    token: i32,
+    /// Whether some row sees keys of it, but the cache does not have them.
+    lost: bool,
+}
+
+/// Piece `nth` of the tile of keys at `base`.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn piece_at(
+    table: &BlockTableShape,
+    block_table: &[i32],
+    tile: &RowTile,
+    part: &KeyRange,
+    base: i32,
+    nth: i32,
+    block_log2: u32,
+    #[comptime] spec: HopperSpec,
+) -> Piece {
+    if comptime!(spec.is_paged()) {
+        let piece_keys = comptime!(spec.piece_keys as i32);
+        let position = base + nth * piece_keys;
+        let mut block = -1i32.runtime();
+        let mut wanted = nth < comptime!((spec.tile.keys / spec.piece_keys) as i32);
+        wanted = wanted && position + piece_keys > part.first;
+        wanted = wanted && position < part.first + part.len;
+        if wanted {
+            block = table.block_at(block_table, tile.sequence, position, block_log2);
+        }
+        Piece {
+            block,
+            token: position & ((1i32 << block_log2 as i32) - 1),
+            lost: wanted && block < 0,
+        }
+    } else {
+        Piece {
+            block: 0i32.runtime(),
+            token: tile.keys.begin + base,
+            lost: false.runtime(),
+        }
+    }
+}
+
+/// Asks for the pieces of a tile of keys or values, each unit for its own.
+#[cube]
+fn load_piece(
+    target: u32,
+    map: u64,
+    head: u32,
+    piece: &Piece,
+    barrier: u32,
+    unit: u32,
+    #[comptime] spec: HopperSpec,
+) {
+    let num_pieces = comptime!((spec.tile.keys / spec.piece_keys) as u32);
+    let piece_bytes = comptime!(spec.piece_keys as u32 * shared::SWIZZLE_BYTES);
+    if unit == 0 {
+        mbarrier::arrive_expect(barrier, comptime!(spec.key_bytes()).runtime());
+    }
+    sync_plane();
+    if unit < num_pieces {
+        #[unroll]
+        for block in 0..comptime!(spec.columns()) {
+            let target = target + comptime!(block * spec.column_bytes()) + unit * piece_bytes;
+            let column = comptime!(block * tma::TILE_COLUMNS as u32).runtime();
+            tma::load_heads(
+                target,
+                map,
+                column,
+                head,
+                piece.token,
+                piece.block,
+                barrier,
+                tma::Reuse::Often,
+            );
+        }
+    }
+    sync_plane();
+}
+
+/// The keys that all rows of a warp see, those past the sequence left out.
+#[cube]
+fn common_keys(tile: &RowTile, warp_row: i32, batch: &BatchShape, bounds: &MaskBounds) -> KeyRange {
+    let mut last = tile.num_rows - tile.first - 1;
+    if warp_row + 15 < last {
+        last = warp_row + 15;
+    }
+    let low = tile.visible(warp_row, batch, bounds);
+    let first = tile.visible(last, batch, bounds).first;
+    KeyRange {
+        first,
+        len: low.first + low.len - first,
+    }
+}
+
+/// Scores of the queries of a warpgroup with a tile of keys.
+#[cube]
+fn multiply_keys(queries: u32, keys: u32, #[comptime] spec: HopperSpec) {
+    let a = wgmma::descriptor(queries);
+    let b = wgmma::descriptor(keys);
+    #[unroll]
+    for step in 0..comptime!(spec.mma.head_dim.div_ceil(wgmma::DEPTH as usize)) {
+        let steps = comptime!(tma::TILE_COLUMNS / wgmma::DEPTH as usize);
+        let within = comptime!((step % steps * 2) as u64);
+        let block = comptime!((step / steps) as u64);
+        let a_on = comptime!(block * (Q_BYTES >> 4) as u64 + within);
+        let b_on = comptime!(block * (spec.column_bytes() >> 4) as u64 + within);
+        let keep = comptime!(u32::from(step > 0)).runtime();
+        wgmma::multiply(a + a_on, b + b_on, keep, spec.scores(), spec.kind);
+    }
+}
+
+/// The values of a tile, weighed and added to the output.
+#[cube]
+fn multiply_values(values: u32, #[comptime] spec: HopperSpec) {
+    let b = wgmma::turned_descriptor(values, comptime!(spec.column_bytes()));
+    #[unroll]
+    for step in 0..comptime!(spec.tile.keys / wgmma::DEPTH as usize) {
+        let on = comptime!((step * 128) as u64);
+        wgmma::multiply_rows(b + on, step, spec.weights(), spec.output(), spec.kind);
+    }
+}
+
+/// The blocks that the tile of keys in a stage misses. To be read before the product, so that every warp has read it when
+/// the product is done and the stage is given back.
+#[cube]
+fn lost_blocks(missed: &Shared<[u32]>, stage: u32, #[comptime] spec: HopperSpec) -> u32 {
+    if comptime!(spec.is_paged()) {
+        missed[stage as usize]
+    } else {
+        0u32.runtime()
+    }
+}
+
+/// Reads the scores of this unit.
+#[cube]
+fn read_scores(scores: &mut Array<f32>, params: &ScoreParams, #[comptime] spec: HopperSpec) {
+    #[unroll]
+    for i in 0..comptime!(spec.scores().registers()) {
+        scores[i] = score(wgmma::get(spec.scores(), i), params, spec.mma);
+    }
+}
+
+/// What is known of the two rows of a unit: the largest scores, and the sums of the weights that this unit has seen.
+#[derive(CubeType)]
+struct RowPair {
+    low_max: f32,
+    high_max: f32,
+    low_sum: f32,
+    high_sum: f32,
+}
+
+/// What is left of earlier sums when a larger score has come.
+#[derive(CubeType, Clone, Copy)]
+struct Kept {
+    low: f32,
+    high: f32,
+}
+
+#[cube]
+impl RowPair {
+    /// Turns the scores of a tile into weights.
+    fn weigh(
+        &mut self,
+        scores: &mut Array<f32>,
+        factor: f32,
+        #[comptime] spec: HopperSpec,
+    ) -> Kept {
+        let fours = comptime!(spec.scores().registers() / 4);
+        let mut low_best = self.low_max;
+        let mut high_best = self.high_max;
+        #[unroll]
+        for i in 0..fours {
+            low_best = low_best.max(scores[comptime!(4 * i)].max(scores[comptime!(4 * i + 1)]));
+            high_best =
+                high_best.max(scores[comptime!(4 * i + 2)].max(scores[comptime!(4 * i + 3)]));
+        }
+        let low_best = warpgroup::row_max(low_best);
+        let high_best = warpgroup::row_max(high_best);
+        let low = power((self.low_max - low_best) * factor, spec.mma);
+        let high = power((self.high_max - high_best) * factor, spec.mma);
+        let low_base = exponent_base(low_best, factor);
+        let high_base = exponent_base(high_best, factor);
+        self.low_max = low_best;
+        self.high_max = high_best;
+        let mut low_sum = self.low_sum * low;
+        let mut high_sum = self.high_sum * high;
+        #[unroll]
+        for i in 0..fours {
+            let low_a = power(scores[comptime!(4 * i)] * factor - low_base, spec.mma);
+            let low_b = power(scores[comptime!(4 * i + 1)] * factor - low_base, spec.mma);
+            let high_a = power(scores[comptime!(4 * i + 2)] * factor - high_base, spec.mma);
+            let high_b = power(scores[comptime!(4 * i + 3)] * factor - high_base, spec.mma);
+            low_sum += low_a + low_b;
+            high_sum += high_a + high_b;
+            scores[comptime!(4 * i)] = low_a;
+            scores[comptime!(4 * i + 1)] = low_b;
+            scores[comptime!(4 * i + 2)] = high_a;
+            scores[comptime!(4 * i + 3)] = high_b;
+        }
+        self.low_sum = low_sum;
+        self.high_sum = high_sum;
+        Kept { low, high }
+    }
+}
+
+/// Puts the weights of a tile where the product with its values takes them from.
+#[cube]
+fn set_weights(weights: &Array<f32>, #[comptime] spec: HopperSpec) {
+    #[unroll]
+    for i in 0..comptime!(spec.weights().registers()) {
+        let low = weights[comptime!(2 * i)];
+        let high = weights[comptime!(2 * i + 1)];
+        wgmma::set_row(low, high, i, spec.weights(), spec.kind);
+    }
+}
+
+/// Hides the keys that a row does not see; `position` is that of the first score.
+#[cube]
+fn hide_keys(
+    scores: &mut Array<f32>,
+    position: i32,
+    low: &KeyRange,
+    high: &KeyRange,
+    #[comptime] spec: HopperSpec,
+) {
+    let low_first = low.first - position;
+    let low_end = low_first + low.len;
+    let high_first = high.first - position;
+    let high_end = high_first + high.len;
+    #[unroll]
+    for i in 0..comptime!(spec.scores().registers()) {
+        let key = comptime!((8 * (i / 4) + i % 2) as i32);
+        if comptime!(i / 2 % 2 == 0) {
+            let seen = low_first <= key && low_end > key;
+            scores[i] = select(seen, scores[i], f32::NEG_INFINITY);
+        } else {
+            let seen = high_first <= key && high_end > key;
+            scores[i] = select(seen, scores[i], f32::NEG_INFINITY);
+        }
+    }
+}
+
+/// Hides the keys of blocks that the cache does not have.
+#[cube]
+fn hide_lost(
+    scores: &mut Array<f32>,
+    lost: u32,
+    column: u32,
+    block_log2: u32,
+    #[comptime] spec: HopperSpec,
+) {
+    #[unroll]
+    for i in 0..comptime!(spec.scores().registers()) {
+        let key = column + comptime!((8 * (i / 4) + i % 2) as u32);
+        let bit = lost >> (key >> block_log2) & 1;
+        scores[i] = select(bit == 0, scores[i], f32::NEG_INFINITY);
+    }
+}
+
+/// Overwrites the values of a tile at `base` that lie outside of `part` with zeros. Both warpgroups do it, for themselves.
+#[cube]
+fn clear_unseen(
+    values: u32,
+    base: i32,
+    part: &KeyRange,
+    group: u32,
+    in_group: u32,
+    #[comptime] spec: HopperSpec,
+) {
+    let position = base + in_group as i32;
+    let seen = position >= part.first && position < part.first + part.len;
+    if in_group < comptime!(spec.tile.keys as u32) && !seen {
+        #[unroll]
+        for block in 0..comptime!(spec.columns()) {
+            let place = values + comptime!(block * spec.column_bytes());
+            #[unroll]
+            for vector in 0..8u32 {
+                shared::store_zeros(place + shared::swizzled(in_group, vector.runtime()));
+            }
+        }
+    }
+    shared::fence_async();
+    warpgroup::sync(group + 1, warpgroup::UNITS);
+}
+
+/// Divides the output by the sums of the weights and puts it into shared memory, laid out as the queries.
+#[cube]
+fn stage_output(place: u32, low_sum: f32, high_sum: f32, unit: u32, #[comptime] spec: HopperSpec) {
+    // A sum of zero means that no key was seen. A NaN must pass, so it is not compared with >.
+    let mut low_norm = 1.0f32.runtime();
+    if low_sum != 0.0 {
+        low_norm = 1.0 / low_sum;
+    }
+    let mut high_norm = 1.0f32.runtime();
+    if high_sum != 0.0 {
+        high_norm = 1.0 / high_sum;
+    }
+    wgmma::scale(low_norm, high_norm, spec.output());
+    let row = unit % warpgroup::UNITS / 32 * 16 + unit % 16;
+    let second = unit % 32 / 16;
+    let head_vectors = comptime!(spec.mma.head_vectors());
+    #[unroll]
+    for pair in 0..comptime!(head_vectors.div_ceil(2)) {
+        let mut words = Array::<u32>::new(4usize);
+        #[unroll]
+        for word in 0..4usize {
+            // Past the last vector of an odd number, nobody reads what is stored.
+            let from = comptime!((8 * pair + 2 * word) % spec.output().registers());
+            let low = wgmma::get(spec.output(), from);
+            let high = wgmma::get(spec.output(), comptime!(from + 1));
+            words[word] = shared::pack(low, high, spec.kind);
+        }
+        let block = place + comptime!(pair as u32 / 4 * Q_BYTES);
+        let vector = comptime!(pair as u32 % 4 * 2) + second;
+        shared::store_matrices(
+            block + shared::swizzled(row, vector),
+            words[0usize],
+            words[1usize],
+            words[2usize],
+            words[3usize],
+        );
+    }
+}
+
+/// Writes the rows of a warpgroup that are the sequence's, from shared memory.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn write_output(
+    out: &mut [Vector<f32, Const<4>>],
+    place: u32,
+    tile: &RowTile,
+    group: u32,
+    in_group: u32,
+    head_tile: usize,
+    batch: &BatchShape,
+    layout: &HeadLayout,
+    #[comptime] spec: HopperSpec,
+) {
+    let head_vectors = comptime!(spec.mma.head_vectors() as u32);
+    let mut at = in_group;
+    while at < comptime!(wgmma::ROWS * head_vectors) {
+        let own_row = at / head_vectors;
+        let vector = at % head_vectors;
+        let row = (group * wgmma::ROWS + own_row) as i32;
+        if tile.has(row) {
+            let from = place + vector / 8 * Q_BYTES + shared::swizzled(own_row, vector % 8);
+            let token = tile.token(row, batch);
+            let head = tile.head(row, head_tile, batch);
+            out[layout.offset(token, head) + vector as usize] = shared::load_f32x4(from);
+        }
+        at += warpgroup::UNITS;
+    }
+}
