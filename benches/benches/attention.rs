@@ -1,14 +1,15 @@
 //! Attention of packed queries over packed keys and over the paged cache: prefill, prefill over a prefix, decode.
 //!
 //! Run with: cargo bench -p burn-paged-benches --no-default-features --features cuda-hopper --bench attention --
-//! --device cuda [--json OUT.json]; see benches/README.md.
+//! --device cuda [--all-plans] [--json OUT.json]; see benches/README.md.
 
 use burn_paged_benches::kernel::{
     AttentionCase, Bound, CaseName, CubeDevice, Dtype, Filled, Heads, Session, Shapes, Target,
     Values, Work, ints, relative_error, shuffled,
 };
 use burn_paged_kernels::{
-    AttentionOptions, AttentionPlan, AttentionProblem, Keys, Launcher, TensorRef, attention,
+    AttentionKernel, AttentionOptions, AttentionPlan, AttentionProblem, HopperTile, Keys, Launcher,
+    TensorRef, attention, attention_tiled,
 };
 
 /// Sets of inputs, at most.
@@ -49,17 +50,38 @@ fn run(
         let reason = format!("{:.0} GB of K and V", kv_bytes as f64 / 1e9);
         return session.leave_out(&name, &reason);
     }
-    session.case(target, name, |session| {
-        let batch = Batch::new(heads, case, layout, shapes.page_size, dtype);
-        match target {
-            Target::Cube(device) => {
-                let sets = session.sets(target, batch.bytes(), MAX_SETS);
-                cube(device, batch, sets)
+    for tile in tiles(session, target, heads, case) {
+        session.case(target, name.clone(), |session| {
+            let batch = Batch::new(heads, case, layout, shapes.page_size, dtype);
+            match target {
+                Target::Cube(device) => {
+                    let sets = session.sets(target, batch.bytes(), MAX_SETS);
+                    cube(device, batch, tile, sets)
+                }
+                #[cfg(feature = "flex")]
+                Target::Flex(device) => flex::work(device, batch),
             }
-            #[cfg(feature = "flex")]
-            Target::Flex(device) => flex::work(device, batch),
-        }
-    });
+        });
+    }
+}
+
+/// The planned way, and with `--all-plans` the others that the kernel for Hopper knows.
+fn tiles(
+    session: &Session,
+    target: &Target,
+    heads: &Heads,
+    case: &AttentionCase,
+) -> Vec<Option<HopperTile>> {
+    let mut tiles = vec![None];
+    let has_hopper = match target {
+        Target::Cube(device) => device.launcher().facts().hopper,
+        #[cfg(feature = "flex")]
+        Target::Flex(_) => false,
+    };
+    if session.args().all_plans && has_hopper && case.kind != "decode" {
+        tiles.extend(HopperTile::all(heads.head_dim).into_iter().map(Some));
+    }
+    tiles
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -266,7 +288,12 @@ struct Indices {
     kv_lens: TensorRef,
 }
 
-fn cube(device: &CubeDevice, batch: Batch, sets: usize) -> Result<Work<'_>, String> {
+fn cube(
+    device: &CubeDevice,
+    batch: Batch,
+    tile: Option<HopperTile>,
+    sets: usize,
+) -> Result<Work<'_>, String> {
     let dtype = batch.dtype;
     let inputs: Vec<Inputs> = (0..sets)
         .map(|set| Inputs {
@@ -286,7 +313,7 @@ fn cube(device: &CubeDevice, batch: Batch, sets: usize) -> Result<Work<'_>, Stri
     let out = device.poisoned(&batch.q_shape(), dtype);
     let lse = device.poisoned(&batch.q_shape()[..2], Dtype::F32);
     let (path, flops, bytes) = (
-        path(device.launcher(), &batch),
+        path(device.launcher(), &batch, tile),
         batch.flops(),
         batch.bytes(),
     );
@@ -321,15 +348,13 @@ fn cube(device: &CubeDevice, batch: Batch, sets: usize) -> Result<Work<'_>, Stri
                 },
             };
             let launcher = device.launcher();
-            attention(
-                launcher,
-                &q.tensor,
-                &indices.cu_q,
-                keys,
-                &to,
-                &to_lse,
-                &options,
-            )
+            let (q, cu_q) = (&q.tensor, &indices.cu_q);
+            match tile {
+                None => attention(launcher, q, cu_q, keys, &to, &to_lse, &options),
+                Some(tile) => {
+                    attention_tiled(launcher, tile, q, cu_q, keys, &to, &to_lse, &options)
+                }
+            }
             .map_err(|error| error.to_string())
         }),
         check: Box::new(move || {
@@ -341,8 +366,11 @@ fn cube(device: &CubeDevice, batch: Batch, sets: usize) -> Result<Work<'_>, Stri
     })
 }
 
-/// The kernel that `attention` chooses for contiguous tensors.
-fn path(launcher: &Launcher, batch: &Batch) -> String {
+/// The kernel that `attention` chooses for contiguous tensors, or the one that it is told.
+fn path(launcher: &Launcher, batch: &Batch, tile: Option<HopperTile>) -> String {
+    if let Some(tile) = tile {
+        return format!("{:?} {tile:?}", AttentionKernel::HopperPrefill);
+    }
     let problem = AttentionProblem {
         num_tokens: batch.case.num_tokens(),
         num_seqs: batch.case.q_lens.len(),

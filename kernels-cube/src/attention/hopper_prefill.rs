@@ -2,10 +2,11 @@
 //!
 //! out[t, h] = Σ_j softmax_j(scale · q[t, h] · k[j]) · v[j],   j over the keys visible to t.
 //!
-//! Owns      cube: 128 rows of one sequence, neighbouring tokens of one query head, or of all heads of a group where their
-//!           number divides 128. warpgroup: 64 of the rows. One more warp asks the copy engine for keys and values.
-//! Memory    registers: scores, weights and output of a warpgroup. Shared: the queries, later the output on its way out; a
-//!           ring of tiles of keys and of values, in the order in which they are attended: from the last key to the first.
+//! Owns      cube: tiles of rows of one sequence, one after the other: neighbouring tokens of one query head, or of all heads
+//!           of a group where their number divides the rows. warpgroup: 64 of the rows. One more warp asks the copy engine
+//!           for queries and keys, and one for values, ahead of need and across tiles of rows.
+//! Memory    registers: scores, weights and output of a warpgroup. Shared: the queries of a tile; a ring of tiles of keys
+//!           and of values, in the order in which they are attended: from the last key to the first.
 //! Numerics  as `mma_prefill.rs`.
 //! Tails     a tile of keys that no row of the cube sees is not asked for, nor is a block. Single keys are tested only in
 //!           tiles that some row of a warp sees in part, or that miss a block; values that no row sees are overwritten with
@@ -27,23 +28,15 @@ use crate::hopper::{HalfType, mbarrier, shared, tma, warpgroup, wgmma};
 use crate::layout::HeadLayout;
 use crate::paged::BlockTableShape;
 
-/// Rows of a tile.
-const ROWS: u32 = HopperTile::ROWS as u32;
-
-/// Warpgroups that multiply.
-const CONSUMERS: u32 = ROWS / wgmma::ROWS;
-
-/// Registers of a unit that only asks for tiles, and of one that multiplies: 384 units share 65,536.
-const PRODUCER_REGISTERS: u32 = 24;
-const CONSUMER_REGISTERS: u32 = 240;
-
-/// The barrier at which the first warpgroup waits for its turn; the second one waits at the next. Those before are for the
-/// units of one warpgroup.
-const FIRST_TURN: u32 = CONSUMERS + 1;
-
-/// Bytes of 64 columns of the queries, and of those of one warpgroup.
-const Q_BYTES: u32 = ROWS * shared::SWIZZLE_BYTES;
+/// Bytes of 64 columns of the queries of one warpgroup.
 const GROUP_BYTES: u32 = wgmma::ROWS * shared::SWIZZLE_BYTES;
+
+/// Units that wait for, or give, a turn at the matrix units.
+const TURN_UNITS: u32 = 2 * warpgroup::UNITS;
+
+/// By how much a largest score may grow, in powers of two, before earlier sums are scaled down to it: weights of 16 bits hold
+/// so much more than 1.
+const LAZY_POWERS: f32 = 8.0;
 
 /// What is compiled into the kernel.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
@@ -53,8 +46,6 @@ pub(super) struct HopperSpec {
     pub(super) kind: HalfType,
     /// Tokens of a block, up to the keys of a tile; with packed keys, those of a tile.
     pub(super) piece_keys: usize,
-    /// Whether warpgroups take turns at the matrix units.
-    pub(super) turns: bool,
 }
 
 impl HopperSpec {
@@ -80,6 +71,37 @@ impl HopperSpec {
             prefix: "output",
             columns: self.mma.head_dim,
         }
+    }
+
+    /// Warpgroups that multiply.
+    fn consumers(self) -> u32 {
+        self.tile.warpgroups as u32
+    }
+
+    /// Registers of a unit that only asks for tiles, and of one that multiplies: all share 65,536.
+    fn producer_registers(self) -> u32 {
+        match self.tile.warpgroups {
+            2 => 40,
+            _ => 32,
+        }
+    }
+
+    fn consumer_registers(self) -> u32 {
+        match self.tile.warpgroups {
+            2 => 232,
+            _ => 160,
+        }
+    }
+
+    /// Bytes of 64 columns of the queries.
+    fn query_bytes(self) -> u32 {
+        self.tile.rows() as u32 * shared::SWIZZLE_BYTES
+    }
+
+    /// The barrier at which the first warpgroup waits for its turn; the next ones wait at the next. Those before are for the
+    /// units of one warpgroup.
+    fn first_turn(self) -> u32 {
+        self.consumers() + 1
     }
 
     /// Blocks of 64 columns of a head.
@@ -109,10 +131,87 @@ struct Places {
     /// The first tile of keys; the values of a stage follow its keys.
     keys: u32,
     queries_full: u32,
+    queries_empty: u32,
     keys_full: u32,
     keys_empty: u32,
     values_full: u32,
     values_empty: u32,
+}
+
+/// How tiles of rows are dealt to cubes.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(super) struct Deal {
+    /// Tiles of rows.
+    count: usize,
+    /// Cubes that take them.
+    cubes: usize,
+    /// Tiles that a cube takes, at most.
+    rounds: usize,
+}
+
+/// A tile of rows and what it attends.
+#[derive(CubeType, Clone, Copy)]
+struct Work {
+    head_tile: usize,
+    tile: RowTile,
+    /// Whether there are rows in it.
+    is_some: bool,
+    part: KeyRange,
+    /// The last of the tiles of keys, which is the first to be attended, and how many there are.
+    last_tile: i32,
+    num_tiles: i32,
+}
+
+/// What cube `CUBE_POS` does in a round.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn work_of(
+    round: usize,
+    deal: &Deal,
+    cu_seqlens_q: &[i32],
+    kv_lens: &[i32],
+    batch: &BatchShape,
+    bounds: &MaskBounds,
+    #[comptime] spec: HopperSpec,
+) -> Work {
+    // Every other round runs backwards, so that no cube has the longest tile of each.
+    let mut nth = CUBE_POS;
+    if round % 2 == 1 {
+        nth = deal.cubes - 1 - CUBE_POS;
+    }
+    let mut nth = round * deal.cubes + nth;
+    let is_dealt = nth < deal.count;
+    if !is_dealt {
+        nth = 0usize.runtime();
+    }
+    // Rows at the end of a sequence have the most keys: they start first. Heads that share keys run at the same time.
+    let num_head_tiles = batch.num_heads / batch.group_size;
+    let nth = deal.count - 1 - nth;
+    let tile = row_tile(
+        cu_seqlens_q,
+        kv_lens,
+        batch,
+        nth / num_head_tiles,
+        comptime!(spec.tile.rows()),
+        spec.mma.keys,
+    );
+    let is_some = is_dealt && tile.first < tile.num_rows;
+    let rows = comptime!(spec.tile.rows() as i32).runtime();
+    let part = tile.visible_to_rows(0i32.runtime(), rows, batch, bounds);
+    let keys = comptime!(spec.tile.keys as i32);
+    let mut num_tiles = 0i32.runtime();
+    let last_tile = (part.first + part.len - 1) / keys;
+    if is_some && part.len > 0 {
+        num_tiles = last_tile - part.first / keys + 1;
+    }
+    Work {
+        head_tile: nth % num_head_tiles,
+        tile,
+        is_some,
+        part,
+        last_tile,
+        num_tiles,
+    }
 }
 
 /// `out` is seen in vectors of 16 bytes. `group_size` query heads share a key head; `batch.group_size` of them share a tile.
@@ -124,7 +223,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
     cu_seqlens_q: &[i32],
     kv_lens: &[i32],
     block_table: &[i32],
-    out: &mut [Vector<f32, Const<4>>],
+    out: &mut [Vector<u32, Const<4>>],
     lse: &mut [f32],
     out_layout: HeadLayout,
     table: BlockTableShape,
@@ -132,7 +231,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
     params: ScoreParams,
     bounds: MaskBounds,
     group_size: usize,
-    num_cubes: usize,
+    deal: Deal,
     block_log2: u32,
     #[comptime] spec: HopperSpec,
     #[define(F)] _dtype: ElemType,
@@ -140,135 +239,142 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
     wgmma::declare(spec.scores());
     wgmma::declare_rows(spec.weights());
     wgmma::declare(spec.output());
-    if CUBE_POS >= num_cubes {
+    if CUBE_POS >= deal.cubes {
         terminate!();
     }
     let stages = comptime!(spec.tile.stages as u32);
-
-    // Rows at the end of a sequence have the most keys: they start first. Heads that share keys run at the same time.
-    let num_head_tiles = batch.num_heads / batch.group_size;
-    let work = num_cubes - 1 - CUBE_POS;
-    let head_tile = work % num_head_tiles;
-    let tile_pos = work / num_head_tiles;
-    let kv_head = (head_tile * batch.group_size / group_size) as u32;
-    let tile = row_tile(
-        cu_seqlens_q,
-        kv_lens,
-        &batch,
-        tile_pos,
-        HopperTile::ROWS,
-        spec.mma.keys,
-    );
-    if tile.first >= tile.num_rows {
-        terminate!();
-    }
-    let part = tile.visible_to_rows(0i32.runtime(), comptime!(ROWS as i32), &batch, &bounds);
-    let keys = comptime!(spec.tile.keys as i32);
-    let mut num_tiles = 0i32.runtime();
-    let last_tile = (part.first + part.len - 1) / keys;
-    if part.len > 0 {
-        num_tiles = last_tile - part.first / keys + 1;
-    }
-
     let memory = Shared::<[u32]>::new_aligned_slice(
         comptime!(spec.tile.data_bytes() / 4),
         comptime!(shared::SWIZZLE_ALIGN as usize),
     );
-    let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(4 * spec.tile.stages + 1), 8usize);
+    let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(4 * spec.tile.stages + 2), 8usize);
     // For each stage, a bit for each block of its tile that is none of the cache's.
     let mut missed = Shared::<[u32]>::new_slice(comptime!(spec.tile.stages));
     let queries = shared::address(&memory);
     let queries_full = shared::address(&barriers);
     let places = Places {
         queries,
-        keys: queries + comptime!(spec.columns() * Q_BYTES),
+        keys: queries + comptime!(spec.columns() * spec.query_bytes()),
         queries_full,
-        keys_full: queries_full + 8,
-        keys_empty: queries_full + comptime!(8 + 8 * stages),
-        values_full: queries_full + comptime!(8 + 16 * stages),
-        values_empty: queries_full + comptime!(8 + 24 * stages),
+        queries_empty: queries_full + 8,
+        keys_full: queries_full + 16,
+        keys_empty: queries_full + comptime!(16 + 8 * stages),
+        values_full: queries_full + comptime!(16 + 16 * stages),
+        values_empty: queries_full + comptime!(16 + 24 * stages),
     };
     let unit = UNIT_POS;
     if unit == 0 {
         mbarrier::init(places.queries_full, 1u32);
+        mbarrier::init(places.queries_empty, spec.consumers());
         #[unroll]
         for stage in 0..stages {
             mbarrier::init(places.keys_full + comptime!(8 * stage), 1u32);
-            mbarrier::init(places.keys_empty + comptime!(8 * stage), CONSUMERS);
+            mbarrier::init(places.keys_empty + comptime!(8 * stage), spec.consumers());
             mbarrier::init(places.values_full + comptime!(8 * stage), 1u32);
-            mbarrier::init(places.values_empty + comptime!(8 * stage), CONSUMERS);
+            mbarrier::init(places.values_empty + comptime!(8 * stage), spec.consumers());
         }
         mbarrier::fence_init();
     }
     sync_cube();
 
     if unit < warpgroup::UNITS {
-        warpgroup::give_registers(PRODUCER_REGISTERS);
+        warpgroup::give_registers(spec.producer_registers());
+        let lane = unit % 32;
         if unit < 32 {
-            if unit == 0 {
-                let map = tma::map_address(q);
-                let head = (head_tile * batch.group_size) as u32;
-                let token = tile.token(0i32.runtime(), &batch) as i32;
-                let barrier = places.queries_full;
-                mbarrier::arrive_expect(barrier, comptime!(spec.columns() * Q_BYTES).runtime());
-                #[unroll]
-                for block in 0..comptime!(spec.columns()) {
-                    let target = places.queries + comptime!(block * Q_BYTES);
-                    let column = comptime!(block * tma::TILE_COLUMNS as u32).runtime();
-                    tma::load_heads(
-                        target,
-                        map,
-                        column,
-                        head,
-                        token,
-                        0i32.runtime(),
-                        barrier,
-                        tma::Reuse::Never,
+            let q_map = tma::map_address(q);
+            let k_map = tma::map_address(k);
+            let mut stage = 0u32.runtime();
+            let mut parity = 1u32.runtime();
+            let mut query_parity = 1u32.runtime();
+            for round in 0..deal.rounds {
+                let work = work_of(round, &deal, cu_seqlens_q, kv_lens, &batch, &bounds, spec);
+                let kv_head = (work.head_tile * batch.group_size / group_size) as u32;
+                for nth in 0..work.num_tiles {
+                    let base = (work.last_tile - nth) * comptime!(spec.tile.keys as i32);
+                    let piece = piece_at(
+                        &table,
+                        block_table,
+                        &work.tile,
+                        &work.part,
+                        base,
+                        lane as i32,
+                        block_log2,
+                        spec,
                     );
+                    mbarrier::wait(places.keys_empty + 8 * stage, parity);
+                    if comptime!(spec.is_paged()) {
+                        sync_plane();
+                        let lost = plane_ballot(piece.lost).extract(0usize);
+                        if lane == 0 {
+                            missed[stage as usize] = lost;
+                        }
+                    }
+                    load_piece(
+                        places.keys + stage * comptime!(2 * spec.key_bytes()),
+                        k_map,
+                        kv_head,
+                        &piece,
+                        places.keys_full + 8 * stage,
+                        lane,
+                        spec,
+                    );
+                    if nth == 0 {
+                        // After the first keys: these need not wait until the last queries are done with.
+                        mbarrier::wait(places.queries_empty, query_parity);
+                        query_parity ^= 1;
+                        if lane == 0 {
+                            load_queries(&places, q_map, &work, &batch, spec);
+                        }
+                        sync_plane();
+                    }
+                    stage += 1;
+                    if stage == stages {
+                        stage = 0u32.runtime();
+                        parity ^= 1;
+                    }
                 }
             }
-            let k_map = tma::map_address(k);
+        } else if unit < 64 {
             let v_map = tma::map_address(v);
             let mut stage = 0u32.runtime();
             let mut parity = 1u32.runtime();
-            let mut at = last_tile;
-            for _ in 0..num_tiles {
-                let base = at * keys;
-                let piece = piece_at(
-                    &table,
-                    block_table,
-                    &tile,
-                    &part,
-                    base,
-                    unit as i32,
-                    block_log2,
-                    spec,
-                );
-                let target = places.keys + stage * comptime!(2 * spec.key_bytes());
-                let barrier = places.keys_full + 8 * stage;
-                mbarrier::wait(places.keys_empty + 8 * stage, parity);
-                if comptime!(spec.is_paged()) {
-                    sync_plane();
-                    let lost = plane_ballot(piece.lost).extract(0usize);
-                    if unit == 0 {
-                        missed[stage as usize] = lost;
+            for round in 0..deal.rounds {
+                let work = work_of(round, &deal, cu_seqlens_q, kv_lens, &batch, &bounds, spec);
+                let kv_head = (work.head_tile * batch.group_size / group_size) as u32;
+                for nth in 0..work.num_tiles {
+                    let base = (work.last_tile - nth) * comptime!(spec.tile.keys as i32);
+                    let piece = piece_at(
+                        &table,
+                        block_table,
+                        &work.tile,
+                        &work.part,
+                        base,
+                        lane as i32,
+                        block_log2,
+                        spec,
+                    );
+                    mbarrier::wait(places.values_empty + 8 * stage, parity);
+                    load_piece(
+                        places.keys
+                            + stage * comptime!(2 * spec.key_bytes())
+                            + comptime!(spec.key_bytes()),
+                        v_map,
+                        kv_head,
+                        &piece,
+                        places.values_full + 8 * stage,
+                        lane,
+                        spec,
+                    );
+                    stage += 1;
+                    if stage == stages {
+                        stage = 0u32.runtime();
+                        parity ^= 1;
                     }
-                }
-                load_piece(target, k_map, kv_head, &piece, barrier, unit, spec);
-                let target = target + comptime!(spec.key_bytes());
-                let barrier = places.values_full + 8 * stage;
-                mbarrier::wait(places.values_empty + 8 * stage, parity);
-                load_piece(target, v_map, kv_head, &piece, barrier, unit, spec);
-                at -= 1;
-                stage += 1;
-                if stage == stages {
-                    stage = 0u32.runtime();
-                    parity ^= 1;
                 }
             }
         }
     } else {
-        warpgroup::take_registers(CONSUMER_REGISTERS);
+        warpgroup::take_registers(spec.consumer_registers());
         let group = warpgroup::of(unit) - 1;
         let in_group = unit % warpgroup::UNITS;
         let leads = in_group == 0;
@@ -276,165 +382,234 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
         // The first row of the warp, and the upper one of the two rows of this unit.
         let warp_row = (group * wgmma::ROWS + in_group / 32 * 16) as i32;
         let row = warp_row + (lane / 4) as i32;
-        let low_range = tile.visible(row, &batch, &bounds);
-        let high_range = tile.visible(row + 8, &batch, &bounds);
-        let common = common_keys(&tile, warp_row, &batch, &bounds);
-        let common_end = common.first + common.len;
         let own_queries = places.queries + group * GROUP_BYTES;
         // The first of the columns of this unit.
         let column = (lane % 4 * 2) as i32;
         let factor = exponent_factor(&params, spec.mma);
-        let end = part.first + part.len;
-
-        let mut rows = RowPair {
-            low_max: f32::min_value(),
-            high_max: f32::min_value(),
-            low_sum: 0.0f32.runtime(),
-            high_sum: 0.0f32.runtime(),
-        };
+        let keys = comptime!(spec.tile.keys as i32);
+        let own_turn = spec.first_turn() + group;
+        let mut next_turn = own_turn + 1;
+        if group == comptime!(spec.consumers() - 1) {
+            next_turn = spec.first_turn().runtime();
+        }
+        // Warpgroups take turns: one fills the matrix units while others take exponentials. The last one gives the first
+        // turn; as many are taken as given.
+        if comptime!(spec.tile.turns) && group == comptime!(spec.consumers() - 1) {
+            warpgroup::arrive(next_turn + 0, TURN_UNITS);
+        }
+        let mut query_parity = 0u32.runtime();
+        let mut stage = 0u32.runtime();
+        let mut parity = 0u32.runtime();
+        let mut value_stage = 0u32.runtime();
+        let mut value_parity = 0u32.runtime();
         let mut scores = Array::<f32>::new(comptime!(spec.scores().registers()));
-        wgmma::clear(spec.output());
-        mbarrier::wait(places.queries_full, 0u32.runtime());
-        if num_tiles > 0 {
-            let mut base = last_tile * keys;
-            // The scores of the first tile; from then on, those of a tile are formed while its predecessor's values are
-            // still being added.
-            mbarrier::wait(places.keys_full, 0u32.runtime());
-            let lost = lost_blocks(&missed, 0u32.runtime(), spec);
-            wgmma::fence();
-            multiply_keys(own_queries, places.keys, spec);
-            wgmma::commit();
-            wgmma::wait(0u32);
-            if leads {
-                mbarrier::arrive(places.keys_empty);
-            }
-            read_scores(&mut scores, &params, spec);
-            if base < common.first || base + keys > common_end {
-                hide_keys(&mut scores, base + column, &low_range, &high_range, spec);
-            }
-            if comptime!(spec.is_paged()) {
-                if lost != 0 {
-                    hide_lost(&mut scores, lost, column as u32, block_log2, spec);
-                }
-            }
-            let _nothing_yet = rows.weigh(&mut scores, factor, spec);
-            set_weights(&scores, spec);
 
-            // Warpgroups take turns: one fills the matrix units while the other takes exponentials.
-            if comptime!(spec.turns) && group == 1 {
-                warpgroup::arrive(
-                    FIRST_TURN.runtime(),
-                    comptime!(CONSUMERS * warpgroup::UNITS),
-                );
-            }
-            let mut value_stage = 0u32.runtime();
-            let mut value_parity = 0u32.runtime();
-            let mut stage = 1u32.runtime();
-            let mut parity = 0u32.runtime();
-            for _ in 1..num_tiles {
-                let tile_values = places.keys
-                    + value_stage * comptime!(2 * spec.key_bytes())
-                    + comptime!(spec.key_bytes());
-                let tile_keys = places.keys + stage * comptime!(2 * spec.key_bytes());
-                let values_full = places.values_full + 8 * value_stage;
-                if base < part.first || base + keys > end {
-                    mbarrier::wait(values_full, value_parity);
-                    clear_unseen(tile_values, base, &part, group, in_group, spec);
-                }
-                base -= keys;
-
-                mbarrier::wait(places.keys_full + 8 * stage, parity);
-                let lost = lost_blocks(&missed, stage, spec);
-                if comptime!(spec.turns) {
-                    warpgroup::sync(FIRST_TURN + group, comptime!(CONSUMERS * warpgroup::UNITS));
-                }
-                wgmma::fence();
-                multiply_keys(own_queries, tile_keys, spec);
-                wgmma::commit();
-                mbarrier::wait(values_full, value_parity);
-                wgmma::fence();
-                multiply_values(tile_values, spec);
-                wgmma::commit();
-                if comptime!(spec.turns) {
-                    warpgroup::arrive(
-                        FIRST_TURN + 1 - group,
-                        comptime!(CONSUMERS * warpgroup::UNITS),
+        for round in 0..deal.rounds {
+            let work = work_of(round, &deal, cu_seqlens_q, kv_lens, &batch, &bounds, spec);
+            if work.is_some {
+                let part = KeyRange {
+                    first: work.part.first,
+                    len: work.part.len,
+                };
+                let num_tiles = work.num_tiles;
+                let low_range = work.tile.visible(row, &batch, &bounds);
+                let high_range = work.tile.visible(row + 8, &batch, &bounds);
+                let common = common_keys(&work.tile, warp_row, &batch, &bounds);
+                let common_end = common.first + common.len;
+                let end = part.first + part.len;
+                let mut rows = RowPair {
+                    low_max: f32::min_value(),
+                    high_max: f32::min_value(),
+                    low_sum: 0.0f32.runtime(),
+                    high_sum: 0.0f32.runtime(),
+                };
+                wgmma::clear(spec.output());
+                if num_tiles > 0 {
+                    let mut base = work.last_tile * keys;
+                    // The scores of the first tile; from then on, those of a tile are formed while its predecessor's
+                    // values are still being added.
+                    mbarrier::wait(places.queries_full, query_parity);
+                    query_parity ^= 1;
+                    mbarrier::wait(places.keys_full + 8 * stage, parity);
+                    let lost = lost_blocks(&missed, stage, spec);
+                    wgmma::fence();
+                    multiply_keys(
+                        own_queries,
+                        places.keys + stage * comptime!(2 * spec.key_bytes()),
+                        spec,
                     );
-                }
+                    wgmma::commit();
+                    wgmma::wait(0u32);
+                    if leads {
+                        mbarrier::arrive(places.keys_empty + 8 * stage);
+                        if num_tiles == 1 {
+                            mbarrier::arrive(places.queries_empty);
+                        }
+                    }
+                    stage += 1;
+                    if stage == stages {
+                        stage = 0u32.runtime();
+                        parity ^= 1;
+                    }
+                    read_scores(&mut scores, &params, spec);
+                    if base < common.first || base + keys > common_end {
+                        hide_keys(&mut scores, base + column, &low_range, &high_range, spec);
+                    }
+                    if comptime!(spec.is_paged()) {
+                        if lost != 0 {
+                            hide_lost(&mut scores, lost, column as u32, block_log2, spec);
+                        }
+                    }
+                    let _nothing_yet = rows.weigh(&mut scores, factor, spec);
+                    set_weights(&scores, spec);
 
-                wgmma::wait(1u32);
-                if leads {
-                    mbarrier::arrive(places.keys_empty + 8 * stage);
-                }
-                read_scores(&mut scores, &params, spec);
-                if base < common.first || base + keys > common_end {
-                    hide_keys(&mut scores, base + column, &low_range, &high_range, spec);
-                }
-                if comptime!(spec.is_paged()) {
-                    if lost != 0 {
-                        hide_lost(&mut scores, lost, column as u32, block_log2, spec);
+                    for nth in 1..num_tiles {
+                        let tile_values = places.keys
+                            + value_stage * comptime!(2 * spec.key_bytes())
+                            + comptime!(spec.key_bytes());
+                        let tile_keys = places.keys + stage * comptime!(2 * spec.key_bytes());
+                        let values_full = places.values_full + 8 * value_stage;
+                        if base < part.first || base + keys > end {
+                            mbarrier::wait(values_full, value_parity);
+                            clear_unseen(tile_values, base, &part, group, in_group, spec);
+                        }
+                        base -= keys;
+
+                        mbarrier::wait(places.keys_full + 8 * stage, parity);
+                        let lost = lost_blocks(&missed, stage, spec);
+                        if comptime!(spec.tile.turns) {
+                            warpgroup::sync(own_turn, TURN_UNITS);
+                        }
+                        wgmma::fence();
+                        multiply_keys(own_queries, tile_keys, spec);
+                        wgmma::commit();
+                        mbarrier::wait(values_full, value_parity);
+                        wgmma::fence();
+                        multiply_values(tile_values, spec);
+                        wgmma::commit();
+                        if comptime!(spec.tile.turns) {
+                            warpgroup::arrive(next_turn + 0, TURN_UNITS);
+                        }
+
+                        wgmma::wait(1u32);
+                        if leads {
+                            mbarrier::arrive(places.keys_empty + 8 * stage);
+                            if nth + 1 == num_tiles {
+                                mbarrier::arrive(places.queries_empty);
+                            }
+                        }
+                        read_scores(&mut scores, &params, spec);
+                        if base < common.first || base + keys > common_end {
+                            hide_keys(&mut scores, base + column, &low_range, &high_range, spec);
+                        }
+                        if comptime!(spec.is_paged()) {
+                            if lost != 0 {
+                                hide_lost(&mut scores, lost, column as u32, block_log2, spec);
+                            }
+                        }
+                        let kept = rows.weigh(&mut scores, factor, spec);
+
+                        wgmma::wait_after(rows.low_sum + rows.high_sum, places.queries, 0u32);
+                        if leads {
+                            mbarrier::arrive(places.values_empty + 8 * value_stage);
+                        }
+                        set_weights(&scores, spec);
+                        if comptime!(spec.tile.lazy) {
+                            if plane_any(kept.low != 1.0 || kept.high != 1.0) {
+                                wgmma::scale(kept.low, kept.high, spec.output());
+                            }
+                        } else {
+                            wgmma::scale(kept.low, kept.high, spec.output());
+                        }
+                        stage += 1;
+                        if stage == stages {
+                            stage = 0u32.runtime();
+                            parity ^= 1;
+                        }
+                        value_stage += 1;
+                        if value_stage == stages {
+                            value_stage = 0u32.runtime();
+                            value_parity ^= 1;
+                        }
+                    }
+
+                    let tile_values = places.keys
+                        + value_stage * comptime!(2 * spec.key_bytes())
+                        + comptime!(spec.key_bytes());
+                    mbarrier::wait(places.values_full + 8 * value_stage, value_parity);
+                    if base < part.first || base + keys > end {
+                        clear_unseen(tile_values, base, &part, group, in_group, spec);
+                    }
+                    wgmma::fence();
+                    multiply_values(tile_values, spec);
+                    wgmma::commit();
+                    wgmma::wait(0u32);
+                    if leads {
+                        mbarrier::arrive(places.values_empty + 8 * value_stage);
+                    }
+                    value_stage += 1;
+                    if value_stage == stages {
+                        value_stage = 0u32.runtime();
+                        value_parity ^= 1;
                     }
                 }
-                let kept = rows.weigh(&mut scores, factor, spec);
 
-                wgmma::wait_after(rows.low_sum + rows.high_sum, places.queries, 0u32);
-                if leads {
-                    mbarrier::arrive(places.values_empty + 8 * value_stage);
-                }
-                set_weights(&scores, spec);
-                wgmma::scale(kept.low, kept.high, spec.output());
-                value_stage = stage + 0;
-                value_parity = parity + 0;
-                stage += 1;
-                if stage == stages {
-                    stage = 0u32.runtime();
-                    parity ^= 1;
+                let low_sum = row_total(rows.low_sum);
+                let high_sum = row_total(rows.high_sum);
+                write_output(
+                    out,
+                    row,
+                    lane,
+                    low_sum,
+                    high_sum,
+                    &work,
+                    &batch,
+                    &out_layout,
+                    spec,
+                );
+                if lane % 4 == 0 {
+                    let mma = comptime!(spec.mma);
+                    if work.tile.has(row) {
+                        let to = work.tile.token(row, &batch) * batch.num_heads
+                            + work.tile.head(row, work.head_tile, &batch);
+                        lse[to] = log_sum_exp(rows.low_max, low_sum, &params, mma);
+                    }
+                    if work.tile.has(row + 8) {
+                        let to = work.tile.token(row + 8, &batch) * batch.num_heads
+                            + work.tile.head(row + 8, work.head_tile, &batch);
+                        lse[to] = log_sum_exp(rows.high_max, high_sum, &params, mma);
+                    }
                 }
             }
-
-            let tile_values = places.keys
-                + value_stage * comptime!(2 * spec.key_bytes())
-                + comptime!(spec.key_bytes());
-            mbarrier::wait(places.values_full + 8 * value_stage, value_parity);
-            if base < part.first || base + keys > end {
-                clear_unseen(tile_values, base, &part, group, in_group, spec);
-            }
-            wgmma::fence();
-            multiply_values(tile_values, spec);
-            wgmma::commit();
-            wgmma::wait(0u32);
         }
+    }
+}
 
-        let low_sum = row_total(rows.low_sum);
-        let high_sum = row_total(rows.high_sum);
-        // Every warp has multiplied its queries; the output takes their place.
-        warpgroup::sync(group + 1, warpgroup::UNITS);
-        stage_output(own_queries, low_sum, high_sum, unit, spec);
-        warpgroup::sync(group + 1, warpgroup::UNITS);
-        write_output(
-            out,
-            own_queries,
-            &tile,
-            group,
-            in_group,
-            head_tile,
-            &batch,
-            &out_layout,
-            spec,
+/// Asks for the queries of a tile of rows.
+#[cube]
+fn load_queries(
+    places: &Places,
+    map: u64,
+    work: &Work,
+    batch: &BatchShape,
+    #[comptime] spec: HopperSpec,
+) {
+    let head = (work.head_tile * batch.group_size) as u32;
+    let token = work.tile.token(0i32.runtime(), batch) as i32;
+    let bytes = comptime!(spec.columns() * spec.query_bytes()).runtime();
+    mbarrier::arrive_expect(places.queries_full, bytes);
+    #[unroll]
+    for block in 0..comptime!(spec.columns()) {
+        tma::load_heads(
+            places.queries + comptime!(block * spec.query_bytes()),
+            map,
+            comptime!(block * tma::TILE_COLUMNS as u32).runtime(),
+            head,
+            token,
+            0i32.runtime(),
+            places.queries_full,
+            tma::Reuse::Never,
         );
-        if lane % 4 == 0 {
-            let mma = comptime!(spec.mma);
-            if tile.has(row) {
-                let to =
-                    tile.token(row, &batch) * batch.num_heads + tile.head(row, head_tile, &batch);
-                lse[to] = log_sum_exp(rows.low_max, low_sum, &params, mma);
-            }
-            if tile.has(row + 8) {
-                let to = tile.token(row + 8, &batch) * batch.num_heads
-                    + tile.head(row + 8, head_tile, &batch);
-                lse[to] = log_sum_exp(rows.high_max, high_sum, &params, mma);
-            }
-        }
     }
 }
 
@@ -488,6 +663,7 @@ fn piece_at(
 
 /// Asks for the pieces of a tile of keys or values, each unit for its own.
 #[cube]
+#[allow(clippy::too_many_arguments)]
 fn load_piece(
     target: u32,
     map: u64,
@@ -548,7 +724,7 @@ fn multiply_keys(queries: u32, keys: u32, #[comptime] spec: HopperSpec) {
         let steps = comptime!(tma::TILE_COLUMNS / wgmma::DEPTH as usize);
         let within = comptime!((step % steps * 2) as u64);
         let block = comptime!((step / steps) as u64);
-        let a_on = comptime!(block * (Q_BYTES >> 4) as u64 + within);
+        let a_on = comptime!(block * (spec.query_bytes() >> 4) as u64 + within);
         let b_on = comptime!(block * (spec.column_bytes() >> 4) as u64 + within);
         let keep = comptime!(u32::from(step > 0)).runtime();
         wgmma::multiply(a + a_on, b + b_on, keep, spec.scores(), spec.kind);
@@ -620,8 +796,14 @@ impl RowPair {
             high_best =
                 high_best.max(scores[comptime!(4 * i + 2)].max(scores[comptime!(4 * i + 3)]));
         }
-        let low_best = warpgroup::row_max(low_best);
-        let high_best = warpgroup::row_max(high_best);
+        let mut low_best = warpgroup::row_max(low_best);
+        let mut high_best = warpgroup::row_max(high_best);
+        if comptime!(spec.tile.lazy) {
+            let low_grown = (low_best - self.low_max) * factor;
+            let high_grown = (high_best - self.high_max) * factor;
+            low_best = select(low_grown > LAZY_POWERS, low_best, self.low_max);
+            high_best = select(high_grown > LAZY_POWERS, high_best, self.high_max);
+        }
         let low = power((self.low_max - low_best) * factor, spec.mma);
         let high = power((self.high_max - high_best) * factor, spec.mma);
         let low_base = exponent_base(low_best, factor);
@@ -729,9 +911,22 @@ fn clear_unseen(
     warpgroup::sync(group + 1, warpgroup::UNITS);
 }
 
-/// Divides the output by the sums of the weights and puts it into shared memory, laid out as the queries.
+/// Divides the output by the sums of the weights and writes the rows that are the sequence's.
+///
+/// Four neighbouring units hold two columns each of every eight. They trade, so that each writes whole vectors.
 #[cube]
-fn stage_output(place: u32, low_sum: f32, high_sum: f32, unit: u32, #[comptime] spec: HopperSpec) {
+#[allow(clippy::too_many_arguments)]
+fn write_output(
+    out: &mut [Vector<u32, Const<4>>],
+    row: i32,
+    lane: u32,
+    low_sum: f32,
+    high_sum: f32,
+    work: &Work,
+    batch: &BatchShape,
+    layout: &HeadLayout,
+    #[comptime] spec: HopperSpec,
+) {
     // A sum of zero means that no key was seen. A NaN must pass, so it is not compared with >.
     let mut low_norm = 1.0f32.runtime();
     if low_sum != 0.0 {
@@ -742,58 +937,56 @@ fn stage_output(place: u32, low_sum: f32, high_sum: f32, unit: u32, #[comptime] 
         high_norm = 1.0 / high_sum;
     }
     wgmma::scale(low_norm, high_norm, spec.output());
-    let row = unit % warpgroup::UNITS / 32 * 16 + unit % 16;
-    let second = unit % 32 / 16;
     let head_vectors = comptime!(spec.mma.head_vectors());
+    let own = (lane % 4) as usize;
     #[unroll]
-    for pair in 0..comptime!(head_vectors.div_ceil(2)) {
-        let mut words = Array::<u32>::new(4usize);
-        #[unroll]
-        for word in 0..4usize {
-            // Past the last vector of an odd number, nobody reads what is stored.
-            let from = comptime!((8 * pair + 2 * word) % spec.output().registers());
-            let low = wgmma::get(spec.output(), from);
-            let high = wgmma::get(spec.output(), comptime!(from + 1));
-            words[word] = shared::pack(low, high, spec.kind);
+    for half in 0..2usize {
+        let row = row + comptime!(8 * half as i32);
+        let has = work.tile.has(row);
+        let mut to = 0usize.runtime();
+        if has {
+            let token = work.tile.token(row, batch);
+            let head = work.tile.head(row, work.head_tile, batch);
+            to = layout.offset(token, head);
         }
-        let block = place + comptime!(pair as u32 / 4 * Q_BYTES);
-        let vector = comptime!(pair as u32 % 4 * 2) + second;
-        shared::store_matrices(
-            block + shared::swizzled(row, vector),
-            words[0usize],
-            words[1usize],
-            words[2usize],
-            words[3usize],
-        );
+        #[unroll]
+        for four in 0..comptime!(head_vectors.div_ceil(4)) {
+            let mut words = Array::<u32>::new(4usize);
+            #[unroll]
+            for vector in 0..4usize {
+                // Past the last vector, nobody writes what is traded.
+                let from =
+                    comptime!((16 * four + 4 * vector + 2 * half) % spec.output().registers());
+                let first = wgmma::get(spec.output(), from);
+                let second = wgmma::get(spec.output(), comptime!(from + 1));
+                words[vector] = shared::pack(first, second, spec.kind);
+            }
+            let vector = turned(&words, lane);
+            if has && own + comptime!(4 * four) < head_vectors {
+                out[to + own + comptime!(4 * four)] = vector;
+            }
+        }
     }
 }
 
-/// Writes the rows of a warpgroup that are the sequence's, from shared memory.
+/// Word `i` of unit `j` for word `j` of unit `i`, among four neighbouring units.
 #[cube]
-#[allow(clippy::too_many_arguments)]
-fn write_output(
-    out: &mut [Vector<f32, Const<4>>],
-    place: u32,
-    tile: &RowTile,
-    group: u32,
-    in_group: u32,
-    head_tile: usize,
-    batch: &BatchShape,
-    layout: &HeadLayout,
-    #[comptime] spec: HopperSpec,
-) {
-    let head_vectors = comptime!(spec.mma.head_vectors() as u32);
-    let mut at = in_group;
-    while at < comptime!(wgmma::ROWS * head_vectors) {
-        let own_row = at / head_vectors;
-        let vector = at % head_vectors;
-        let row = (group * wgmma::ROWS + own_row) as i32;
-        if tile.has(row) {
-            let from = place + vector / 8 * Q_BYTES + shared::swizzled(own_row, vector % 8);
-            let token = tile.token(row, batch);
-            let head = tile.head(row, head_tile, batch);
-            out[layout.offset(token, head) + vector as usize] = shared::load_f32x4(from);
-        }
-        at += warpgroup::UNITS;
-    }
+fn turned(words: &Array<u32>, lane: u32) -> Vector<u32, Const<4>> {
+    let odd = lane & 1 == 1;
+    let upper = lane & 2 == 2;
+    // Each unit keeps one word of a pair and trades the other, first with its neighbour, then with the next but one.
+    let first = plane_shuffle_xor(select(odd, words[0usize], words[1usize]), 1u32);
+    let second = plane_shuffle_xor(select(odd, words[2usize], words[3usize]), 1u32);
+    let w0 = select(odd, first, words[0usize]);
+    let w1 = select(odd, words[1usize], first);
+    let w2 = select(odd, second, words[2usize]);
+    let w3 = select(odd, words[3usize], second);
+    let third = plane_shuffle_xor(select(upper, w0, w2), 2u32);
+    let fourth = plane_shuffle_xor(select(upper, w1, w3), 2u32);
+    let mut vector = Vector::<u32, Const<4>>::empty();
+    vector.insert(0usize, select(upper, third, w0));
+    vector.insert(1usize, select(upper, fourth, w1));
+    vector.insert(2usize, select(upper, w2, third));
+    vector.insert(3usize, select(upper, w3, fourth));
+    vector
 }

@@ -1,14 +1,12 @@
 #[cfg(feature = "hopper")]
-use super::hopper_prefill::{HopperSpec, hopper_prefill_kernel};
+use super::hopper_prefill::{DealLaunch, HopperSpec, hopper_prefill_kernel};
 use super::keys::{BatchShapeLaunch, KeySource, ScoreParamsLaunch, SplitsLaunch};
 use super::mask::{MaskBoundsLaunch, NO_WINDOW};
 use super::merge::merge_kernel;
 use super::mma::MmaSpec;
 use super::mma_decode::mma_decode_kernel;
 use super::mma_prefill::mma_prefill_kernel;
-#[cfg(feature = "hopper")]
-use super::plan::HopperTile;
-use super::plan::{AttentionKernel, AttentionPlan};
+use super::plan::{AttentionKernel, AttentionPlan, HopperTile};
 use super::portable::{PortableSpec, attention_kernel};
 use super::{AttentionOptions, AttentionProblem};
 use crate::cache::CacheProblem;
@@ -114,7 +112,37 @@ pub fn attention_with(
         out,
         lse,
         options,
-        Some(kernel),
+        Some((kernel, None)),
+    )
+}
+
+/// As [`attention_with`] with [`AttentionKernel::HopperPrefill`] and one of [`HopperTile::all`].
+///
+/// # Errors
+/// As [`attention_with`].
+#[allow(
+    clippy::too_many_arguments,
+    reason = "those of `attention` and one more"
+)]
+pub fn attention_tiled(
+    launcher: &Launcher,
+    tile: HopperTile,
+    q: &TensorRef,
+    cu_seqlens_q: &TensorRef,
+    keys: Keys<'_>,
+    out: &TensorRef,
+    lse: &TensorRef,
+    options: &AttentionOptions,
+) -> Result<(), KernelError> {
+    attend(
+        launcher,
+        q,
+        cu_seqlens_q,
+        keys,
+        out,
+        lse,
+        options,
+        Some((AttentionKernel::HopperPrefill, Some(tile))),
     )
 }
 
@@ -130,7 +158,7 @@ fn attend(
     out: &TensorRef,
     lse: &TensorRef,
     options: &AttentionOptions,
-    kernel: Option<AttentionKernel>,
+    choice: Option<(AttentionKernel, Option<HopperTile>)>,
 ) -> Result<(), KernelError> {
     let check = Check::new("attention");
     let (problem, operands) =
@@ -140,15 +168,19 @@ fn attend(
     }
     let n = operands.vector_size(launcher, &problem);
     let facts = launcher.facts();
-    let plan = match kernel {
+    let plan = match choice {
         None => AttentionPlan::new(facts, &problem, n, options),
-        Some(AttentionKernel::HopperPrefill) if options.fixed_split.is_some() => {
+        Some((AttentionKernel::HopperPrefill, _)) if options.fixed_split.is_some() => {
             return check.unsupported("HopperPrefill in fixed parts".into());
         }
-        Some(kernel) if kernel.runs(facts, &problem, n) => {
-            AttentionPlan::with_kernel(facts, &problem, n, options, kernel)
+        Some((_, Some(tile))) if !HopperTile::all(problem.head_dim).contains(&tile) => {
+            return check.unsupported(format!("{tile:?} for heads of {}", problem.head_dim));
         }
-        Some(kernel) => {
+        Some((kernel, tile)) if kernel.runs(facts, &problem, n) => {
+            let tile = tile.unwrap_or(HopperTile::new(problem.head_dim));
+            AttentionPlan::with_kernel(facts, &problem, n, options, kernel, tile)
+        }
+        Some((kernel, _)) => {
             return check.unsupported(format!(
                 "{kernel:?} for {problem:?} in vectors of {n} elements"
             ));
@@ -408,19 +440,18 @@ fn launch(
             }
             #[cfg(feature = "hopper")]
             AttentionKernel::HopperPrefill => {
-                let Some(kind) = HalfType::of(problem.dtype) else {
+                let (Some(kind), Some(tile)) = (HalfType::of(problem.dtype), plan.tile) else {
                     return check.unsupported(format!("HopperPrefill for {:?}", problem.dtype));
                 };
-                let tile = HopperTile::new(problem.head_dim);
                 let group = problem.num_heads / problem.num_kv_heads;
-                let heads = HopperTile::heads(group);
+                let heads = tile.heads(group);
                 let piece_keys = source.block_size().unwrap_or(tile.keys).min(tile.keys);
                 hopper_prefill_kernel::launch_unchecked(
                     launcher.client(),
                     count,
                     dim,
                     address,
-                    tma::heads_map(q, HopperTile::ROWS / heads, heads),
+                    tma::heads_map(q, tile.rows() / heads, heads),
                     tma::heads_map(source.k, piece_keys, 1),
                     tma::heads_map(source.v, piece_keys, 1),
                     cu_seqlens_q.buffer_arg(1),
@@ -440,14 +471,17 @@ fn launch(
                     params,
                     bounds,
                     group,
-                    plan.num_cubes,
+                    DealLaunch::new(
+                        plan.num_tiles,
+                        plan.num_cubes,
+                        plan.num_tiles.div_ceil(plan.num_cubes.max(1)),
+                    ),
                     block_log2,
                     HopperSpec {
                         tile,
                         mma: mma_spec,
                         kind,
                         piece_keys,
-                        turns: true,
                     },
                     problem.dtype,
                 );

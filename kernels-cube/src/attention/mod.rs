@@ -24,7 +24,7 @@ mod plan;
 mod portable;
 mod problem;
 
-pub use launch::{Keys, attention, attention_with};
+pub use launch::{Keys, attention, attention_tiled, attention_with};
 pub use options::AttentionOptions;
-pub use plan::{AttentionKernel, AttentionPlan};
+pub use plan::{AttentionKernel, AttentionPlan, HopperTile};
 pub use problem::AttentionProblem;

@@ -76,42 +76,104 @@ impl AttentionKernel {
     }
 }
 
-/// The sizes of the tiles of the kernel for Hopper.
+/// How the kernel for Hopper cuts a problem into tiles, and in which order it goes through them.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub(super) struct HopperTile {
+pub struct HopperTile {
     /// Keys of a tile.
     pub(super) keys: usize,
     /// Blocks of 64 columns that hold a head.
     pub(super) columns: usize,
     /// Tiles of keys and of values in shared memory.
     pub(super) stages: usize,
+    /// Warpgroups that multiply, 64 rows each.
+    pub(super) warpgroups: usize,
+    /// Whether warpgroups take turns at the matrix units.
+    pub(super) turns: bool,
+    /// Whether a cube takes one tile of rows after the other.
+    pub(super) stays: bool,
+    /// Whether sums are scaled down only when the largest score has grown by much.
+    pub(super) lazy: bool,
 }
 
 impl HopperTile {
-    /// Rows of a tile of queries.
-    pub(super) const ROWS: usize = 128;
-
-    /// Units of a cube: two warpgroups for the rows, and one that asks for keys.
-    pub(super) const UNITS: u32 = 3 * 128;
-
     /// The tiles of heads of `head_dim` elements.
-    pub(super) fn new(head_dim: usize) -> Self {
-        let (keys, stages) = match head_dim {
-            ..=64 => (128, 4),
-            65..=128 => (128, 2),
-            // Wider outputs leave no registers for the scores of more keys.
-            _ => (64, 2),
-        };
-        Self {
-            keys,
+    pub fn new(head_dim: usize) -> Self {
+        let tile = Self {
+            keys: 128,
             columns: head_dim.div_ceil(64),
-            stages,
+            stages: 3,
+            warpgroups: 2,
+            turns: true,
+            stays: true,
+            lazy: true,
+        };
+        match head_dim {
+            ..=64 => Self {
+                stages: 4,
+                warpgroups: 3,
+                ..tile
+            },
+            65..=128 => tile,
+            // Wider outputs leave no registers for the scores of more keys.
+            _ => Self {
+                keys: 64,
+                stages: 2,
+                ..tile
+            },
         }
+    }
+
+    /// Every way that the kernel knows for heads of `head_dim` elements, the preferred one first: for tests and benches.
+    pub fn all(head_dim: usize) -> Vec<Self> {
+        let tile = Self::new(head_dim);
+        let eager = Self {
+            lazy: false,
+            ..tile
+        };
+        let leaving = Self {
+            stays: false,
+            ..tile
+        };
+        let free = Self {
+            turns: false,
+            ..tile
+        };
+        let mut all = vec![tile, eager, leaving, free];
+        if head_dim <= 64 {
+            let smaller = |tile: &Self| Self {
+                warpgroups: 2,
+                ..*tile
+            };
+            all.extend(
+                [tile, eager, leaving]
+                    .iter()
+                    .map(smaller)
+                    .collect::<Vec<_>>(),
+            );
+        } else if tile.stages > 2 {
+            let fewer = |tile: &Self| Self { stages: 2, ..*tile };
+            let first = Self {
+                stays: false,
+                ..eager
+            };
+            all.extend([tile, first].iter().map(fewer).collect::<Vec<_>>());
+        }
+        all
+    }
+
+    /// Rows of a tile of queries.
+    pub(super) const fn rows(self) -> usize {
+        64 * self.warpgroups
+    }
+
+    /// Units of a cube: the warpgroups for the rows, and one that asks for keys.
+    pub(super) const fn units(self) -> u32 {
+        128 * (self.warpgroups as u32 + 1)
     }
 
     /// Bytes of shared memory without barriers: queries and a ring of stages, rows of 64 elements of 16 bits.
     pub(super) fn data_bytes(self) -> usize {
-        (Self::ROWS + 2 * self.keys * self.stages) * self.columns * 128
+        (self.rows() + 2 * self.keys * self.stages) * self.columns * 128
     }
 
     /// Whether a copy can take the keys of a tile out of blocks of `block_size`: whole blocks, or a part of one, that begin
@@ -121,10 +183,26 @@ impl HopperTile {
     }
 
     /// Query heads that share a tile: a group, where its rows fill tiles evenly.
-    pub(super) fn heads(group_size: usize) -> usize {
+    pub(super) fn heads(self, group_size: usize) -> usize {
         match group_size {
-            1..=Self::ROWS if Self::ROWS.is_multiple_of(group_size) => group_size,
+            1.. if self.rows().is_multiple_of(group_size) => group_size,
             _ => 1,
+        }
+    }
+
+    /// Tiles of rows of `problem`.
+    fn count(self, problem: &AttentionProblem, group_size: usize) -> usize {
+        let heads = self.heads(group_size);
+        let tiles = mma::num_tiles(problem.num_tokens, problem.num_seqs, heads, self.rows());
+        tiles * (problem.num_heads / heads)
+    }
+
+    /// Cubes that take `count` tiles of rows.
+    fn cubes(self, facts: &DeviceFacts, count: usize) -> usize {
+        match (self.stays, facts.num_multiprocessors) {
+            // Shared memory holds one cube.
+            (true, Some(multiprocessors)) => count.min(multiprocessors as usize),
+            _ => count,
         }
     }
 }
@@ -144,6 +222,10 @@ pub struct AttentionPlan {
     pub fixed_split: usize,
     /// Cubes that have work.
     pub num_cubes: usize,
+    /// How the kernel for Hopper goes through it, if that is the one.
+    pub tile: Option<HopperTile>,
+    /// Tiles of rows that cubes of the kernel for Hopper share.
+    pub num_tiles: usize,
     /// The grid, or `None` if the device cannot launch so many cubes.
     pub grid: Option<Grid>,
 }
@@ -162,16 +244,18 @@ impl AttentionPlan {
             vector_size,
             options,
             choose(facts, problem, vector_size, options),
+            HopperTile::new(problem.head_dim),
         )
     }
 
-    /// As [`Self::new`] with a given kernel, which must run.
+    /// As [`Self::new`] with a given kernel, which must run; `tile` is for the one for Hopper.
     pub(super) fn with_kernel(
         facts: &DeviceFacts,
         problem: &AttentionProblem,
         vector_size: usize,
         options: &AttentionOptions,
         kernel: AttentionKernel,
+        tile: HopperTile,
     ) -> Self {
         let vector_size = match kernel {
             AttentionKernel::Portable => vector_size.min(MAX_VECTOR_SIZE),
@@ -222,10 +306,8 @@ impl AttentionPlan {
                 (0, grid)
             }
             AttentionKernel::HopperPrefill => {
-                let heads = HopperTile::heads(group);
-                let tiles = mma::num_tiles(num_tokens, num_seqs, heads, HopperTile::ROWS);
-                let cubes = tiles * (num_heads / heads);
-                (cubes, Grid::for_cubes(facts, cubes, HopperTile::UNITS))
+                let cubes = tile.cubes(facts, tile.count(problem, group));
+                (cubes, Grid::for_cubes(facts, cubes, tile.units()))
             }
             AttentionKernel::MmaDecode => {
                 let cubes = tiles(mma_decode::ROWS).saturating_mul(num_splits);
@@ -245,6 +327,11 @@ impl AttentionPlan {
             num_splits,
             fixed_split,
             num_cubes,
+            tile: (kernel == AttentionKernel::HopperPrefill).then_some(tile),
+            num_tiles: match kernel {
+                AttentionKernel::HopperPrefill => tile.count(problem, group),
+                _ => 0,
+            },
             grid,
         }
     }
@@ -264,11 +351,11 @@ fn choose(
     let rows = problem.num_tokens * group / problem.num_seqs.max(1);
     // With fixed parts, the kernel too must not depend on the batch.
     let many_rows = rows >= MIN_PREFILL_ROWS && options.fixed_split.is_none();
-    let heads = HopperTile::heads(group);
+    let tile = HopperTile::new(problem.head_dim);
+    let heads = tile.heads(group);
     let busy_seqs = problem.num_seqs.min(problem.num_tokens).max(1);
     let hopper_rows = problem.num_tokens * heads / busy_seqs;
-    let hopper_cubes =
-        busy_seqs * hopper_rows.div_ceil(HopperTile::ROWS) * problem.num_heads / heads;
+    let hopper_cubes = busy_seqs * hopper_rows.div_ceil(tile.rows()) * problem.num_heads / heads;
     // This kernel does not cut keys into parts: few cubes would leave multiprocessors without work.
     let fills = hopper_cubes >= facts.num_multiprocessors.unwrap_or(1) as usize / 2;
     let wanted = many_rows && fills && hopper_rows >= MIN_PREFILL_ROWS;
@@ -468,13 +555,28 @@ mod tests {
     #[test]
     fn tiles_for_hopper_fit_into_shared_memory() {
         for head_dim in [8, 64, 72, 128, 136, 256] {
-            let tile = HopperTile::new(head_dim);
-            let barriers = 8 * (4 * tile.stages + 1) + 4 * tile.stages;
-            assert!(tile.data_bytes() + barriers <= gpu().max_shared_memory_bytes);
-            assert!(tile.columns * 64 >= head_dim && tile.stages >= 2);
+            for tile in HopperTile::all(head_dim) {
+                let barriers = 8 * (4 * tile.stages + 2) + 4 * tile.stages;
+                assert!(tile.data_bytes() + barriers <= gpu().max_shared_memory_bytes);
+                assert!(tile.columns * 64 >= head_dim && tile.stages >= 2);
+            }
         }
-        let heads = [1, 3, 4, 7, 8, 128, 256].map(HopperTile::heads);
+        let of = |warpgroups| HopperTile {
+            warpgroups,
+            ..HopperTile::new(64)
+        };
+        let heads = [1, 3, 4, 7, 8, 128, 256].map(|group| of(2).heads(group));
         assert_eq!(heads, [1, 1, 4, 1, 8, 128, 1]);
+        let heads = [1, 3, 4, 7, 8, 128, 256].map(|group| of(3).heads(group));
+        assert_eq!(heads, [1, 3, 4, 1, 8, 1, 1]);
+    }
+
+    #[test]
+    fn tiles_for_hopper_are_dealt_to_no_more_cubes_than_run_at_a_time() {
+        let plan = llama(16, 1024, 1024);
+        let multiprocessors = gpu().num_multiprocessors.unwrap() as usize;
+        assert_eq!(plan.num_cubes, multiprocessors);
+        assert!(plan.num_tiles >= 16 * 1024 * 32 / 128);
     }
 
     #[test]

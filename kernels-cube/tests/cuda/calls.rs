@@ -4,9 +4,10 @@
 //! are free on a device without memory, so sizes may be as large as a form needs.
 
 use burn_paged_kernels::{
-    AttentionKernel, AttentionOptions, Epilogue, KernelError, Keys, Launcher, PartialAttention,
-    RotaryTable, TensorRef, add_rms_norm, attention, attention_with, embedding, gather_kv, greedy,
-    linear, merge_attention, rms_norm, rotary, rotary_and_store, sample, silu_and_mul, store_kv,
+    AttentionKernel, AttentionOptions, Epilogue, HopperTile, KernelError, Keys, Launcher,
+    PartialAttention, RotaryTable, TensorRef, add_rms_norm, attention, attention_tiled,
+    attention_with, embedding, gather_kv, greedy, linear, merge_attention, rms_norm, rotary,
+    rotary_and_store, sample, silu_and_mul, store_kv,
 };
 use cubecl::ir::{ElemType, FloatKind, IntKind};
 
@@ -57,6 +58,7 @@ pub(crate) fn all() -> Vec<Call> {
             suffix: name,
             dtype: ElemType::Float(kind),
             kernel: None,
+            tile: None,
             calls: Vec::new(),
         };
         calls.norm();
@@ -76,6 +78,8 @@ struct Calls {
     dtype: ElemType,
     /// The kernel of the next calls of attention; `None` for the planned one.
     kernel: Option<AttentionKernel>,
+    /// How the kernel for Hopper goes through the next calls of attention, if it is not the planned way.
+    tile: Option<HopperTile>,
     calls: Vec<Call>,
 }
 
@@ -373,6 +377,21 @@ impl Calls {
                     self.packed("packed causal", heads, causal, HOPPER_PREFILL);
                     self.paged("prefill", 512, heads, causal, HOPPER_PREFILL);
                 }
+                for head_dim in [64, 128, 256] {
+                    let heads = Heads::new(32, 8, head_dim);
+                    for (nth, tile) in HopperTile::all(head_dim).into_iter().enumerate() {
+                        self.tile = Some(tile);
+                        self.packed(&format!("packed tile {nth}"), heads, causal, HOPPER_PREFILL);
+                        self.paged(
+                            &format!("prefill tile {nth}"),
+                            512,
+                            heads,
+                            causal,
+                            HOPPER_PREFILL,
+                        );
+                    }
+                }
+                self.tile = None;
                 self.packed("packed window, softcap", llama, every, HOPPER_PREFILL);
                 self.paged("prefill window, softcap", 512, llama, every, HOPPER_PREFILL);
             }
@@ -398,7 +417,7 @@ impl Calls {
     }
 
     fn packed(&mut self, form: &str, heads: Heads, options: AttentionOptions, promise: Promise) {
-        let (dtype, kernel) = (self.dtype, self.kernel);
+        let (dtype, kernel, tile) = (self.dtype, self.kernel, self.tile);
         self.add(&heads.name(form, kernel), promise, move |t| {
             let q = || t.tensor(dtype, &[512, heads.num_heads, heads.head_dim]);
             let k = || t.tensor(dtype, &[700, heads.num_kv_heads, heads.head_dim]);
@@ -412,6 +431,7 @@ impl Calls {
             attend(
                 t.launcher,
                 kernel,
+                tile,
                 &q(),
                 &starts,
                 keys,
@@ -431,7 +451,7 @@ impl Calls {
         options: AttentionOptions,
         promise: Promise,
     ) {
-        let (dtype, kernel) = (self.dtype, self.kernel);
+        let (dtype, kernel, tile) = (self.dtype, self.kernel, self.tile);
         self.add(&heads.name(form, kernel), promise, move |t| {
             let q = || t.tensor(dtype, &[num_tokens, heads.num_heads, heads.head_dim]);
             let cache = || t.tensor(dtype, &[1000, 16, heads.num_kv_heads, heads.head_dim]);
@@ -446,6 +466,7 @@ impl Calls {
             attend(
                 t.launcher,
                 kernel,
+                tile,
                 &q(),
                 &starts,
                 keys,
@@ -518,6 +539,7 @@ impl Heads {
 fn attend(
     launcher: &Launcher,
     kernel: Option<AttentionKernel>,
+    tile: Option<HopperTile>,
     q: &TensorRef,
     starts: &TensorRef,
     keys: Keys<'_>,
@@ -525,6 +547,9 @@ fn attend(
     lse: &TensorRef,
     options: &AttentionOptions,
 ) -> Result<(), KernelError> {
+    if let Some(tile) = tile {
+        return attention_tiled(launcher, tile, q, starts, keys, out, lse, options);
+    }
     match kernel {
         None => attention(launcher, q, starts, keys, out, lse, options),
         Some(kernel) => attention_with(launcher, kernel, q, starts, keys, out, lse, options),

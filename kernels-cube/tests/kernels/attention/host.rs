@@ -1,8 +1,8 @@
 //! Batches of sequences, attention over them by plain loops, and their way to the device.
 
 use burn_paged_kernels::{
-    AttentionKernel, AttentionOptions, KernelError, Keys, Launcher, TensorRef, attention,
-    attention_with,
+    AttentionKernel, AttentionOptions, HopperTile, KernelError, Keys, Launcher, TensorRef,
+    attention, attention_tiled, attention_with,
 };
 
 use crate::arith::{Arith, Dtype};
@@ -251,6 +251,14 @@ impl Blocks {
     }
 }
 
+/// What computes, if not the planned kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Choice {
+    Kernel(AttentionKernel),
+    /// The kernel for Hopper, going through the problem in this way.
+    Tile(HopperTile),
+}
+
 /// Runs the planned kernel over packed keys.
 pub(super) fn run_packed(
     launcher: &Launcher,
@@ -264,7 +272,7 @@ pub(super) fn run_packed(
 /// Runs a kernel, or the planned one, over packed keys.
 pub(super) fn try_packed(
     launcher: &Launcher,
-    kernel: Option<AttentionKernel>,
+    kernel: Option<Choice>,
     batch: &HostBatch,
     layout: Layout,
     options: &AttentionOptions,
@@ -313,7 +321,7 @@ pub(super) fn run_paged(
 /// Runs a kernel, or the planned one, over paged keys.
 pub(super) fn try_paged(
     launcher: &Launcher,
-    kernel: Option<AttentionKernel>,
+    kernel: Option<Choice>,
     batch: &HostBatch,
     layout: Layout,
     blocks: &Blocks,
@@ -348,7 +356,7 @@ pub(super) fn try_paged(
 
 fn run(
     launcher: &Launcher,
-    kernel: Option<AttentionKernel>,
+    kernel: Option<Choice>,
     batch: &HostBatch,
     layout: Layout,
     keys: Keys<'_>,
@@ -366,7 +374,19 @@ fn run(
     let (q, out_ref, lse_ref) = (&q.tensor, &out.tensor, &lse.tensor);
     match kernel {
         None => attention(launcher, q, &cu_seqlens_q, keys, out_ref, lse_ref, options)?,
-        Some(kernel) => {
+        Some(Choice::Tile(tile)) => {
+            attention_tiled(
+                launcher,
+                tile,
+                q,
+                &cu_seqlens_q,
+                keys,
+                out_ref,
+                lse_ref,
+                options,
+            )?;
+        }
+        Some(Choice::Kernel(kernel)) => {
             attention_with(
                 launcher,
                 kernel,

@@ -2,9 +2,9 @@
 //!
 //! The planner chooses one of them; here each has to be right on its own.
 
-use burn_paged_kernels::{AttentionKernel, AttentionOptions, KernelError, Launcher};
+use burn_paged_kernels::{AttentionKernel, AttentionOptions, HopperTile, KernelError, Launcher};
 
-use super::host::{Attended, Blocks, Heads, HostBatch, try_packed, try_paged};
+use super::host::{Attended, Blocks, Choice, Heads, HostBatch, try_packed, try_paged};
 use crate::arith::{Arith, Dtype};
 use crate::compare::{assert_close, assert_same};
 use crate::place::{Layout, launcher};
@@ -125,6 +125,22 @@ fn every_kernel_agrees_with_plain_loops_in_bf16() {
     run_cases(Dtype::Bf16);
 }
 
+/// Every kernel, and where there are several tiles of keys, every way that the one for Hopper knows.
+fn choices(launcher: &Launcher, case: &Case) -> Vec<Choice> {
+    let mut choices: Vec<_> = AttentionKernel::ALL
+        .iter()
+        .map(|&kernel| Choice::Kernel(kernel))
+        .collect();
+    if launcher.facts().hopper && case.lens == LONG {
+        choices.extend(
+            HopperTile::all(case.heads.head_dim)
+                .into_iter()
+                .map(Choice::Tile),
+        );
+    }
+    choices
+}
+
 fn run_cases(dtype: Dtype) {
     let launcher = launcher();
     let (mut count, mut refused) = (0, 0);
@@ -141,7 +157,7 @@ fn run_cases(dtype: Dtype) {
         let exact = padded(&batch, batch.attend(Arith::Exact, &options));
         let plain = padded(&batch, batch.attend(Arith::Plain(dtype), &options));
         let plain_f32 = padded(&batch, batch.attend(Arith::Plain(Dtype::F32), &options));
-        for &kernel in AttentionKernel::ALL {
+        for kernel in choices(&launcher, case) {
             let some = Some(kernel);
             let poison = f64::NAN;
             let packed = try_packed(&launcher, some, &batch, case.layout, &options);
@@ -255,7 +271,7 @@ fn keys_without_a_block_are_left_out_by_every_kernel() {
         for kernel in tiled(&launcher) {
             let got = try_paged(
                 &launcher,
-                Some(kernel),
+                Some(Choice::Kernel(kernel)),
                 &whole,
                 Layout::Dense,
                 &broken,
