@@ -374,21 +374,19 @@ impl Calls {
             if cfg!(feature = "hopper") {
                 for head_dim in [64, 72, 96, 128, 256] {
                     let heads = Heads::new(32, 8, head_dim);
-                    self.packed("packed causal", heads, causal, HOPPER_PREFILL);
-                    self.paged("prefill", 512, heads, causal, HOPPER_PREFILL);
+                    let promise = hopper_prefill(head_dim);
+                    self.packed("packed causal", heads, causal, promise);
+                    self.paged("prefill", 512, heads, causal, promise);
                 }
                 for head_dim in [64, 128, 256] {
                     let heads = Heads::new(32, 8, head_dim);
                     for (nth, tile) in HopperTile::all(head_dim).into_iter().enumerate() {
                         self.tile = Some(tile);
-                        self.packed(&format!("packed tile {nth}"), heads, causal, HOPPER_PREFILL);
-                        self.paged(
-                            &format!("prefill tile {nth}"),
-                            512,
-                            heads,
-                            causal,
-                            HOPPER_PREFILL,
-                        );
+                        let promise = hopper_prefill(head_dim);
+                        let form = format!("packed tile {nth}");
+                        self.packed(&form, heads, causal, promise);
+                        let form = format!("prefill tile {nth}");
+                        self.paged(&form, 512, heads, causal, promise);
                     }
                 }
                 self.tile = None;
@@ -492,6 +490,14 @@ const fn portable(max_registers: u32) -> Promise {
 
 /// Tiles of many rows, on Hopper. A unit starts with 168 registers; those that multiply take 240.
 const HOPPER_PREFILL: Promise = Promise::new(&["hopper_prefill_kernel"], 168).on_tensor_cores();
+
+/// The same for heads of `head_dim` elements.
+fn hopper_prefill(head_dim: usize) -> Promise {
+    match head_dim {
+        ..=64 => HOPPER_PREFILL.with_local_memory(8, 8, "a counter of the loop over tiles of rows"),
+        _ => HOPPER_PREFILL,
+    }
+}
 
 /// Tiles of many rows.
 const PREFILL: Promise = Promise::new(&["mma_prefill_kernel"], 255).on_tensor_cores();
