@@ -93,6 +93,8 @@ pub struct HopperTile {
     pub(super) stays: bool,
     /// Whether sums are scaled down only when the largest score has grown by much.
     pub(super) lazy: bool,
+    /// Of eight exponentials, those that are computed by multiplications, because the unit for them is behind.
+    pub(super) computed: usize,
 }
 
 impl HopperTile {
@@ -106,6 +108,7 @@ impl HopperTile {
             turns: true,
             stays: true,
             lazy: true,
+            computed: 0,
         };
         match head_dim {
             ..=64 => Self {
@@ -144,8 +147,13 @@ impl HopperTile {
                 warpgroups: 2,
                 ..*tile
             };
+            let computed = Self {
+                computed: 2,
+                ..tile
+            };
+            all.push(computed);
             all.extend(
-                [tile, eager, leaving]
+                [tile, eager, leaving, computed]
                     .iter()
                     .map(smaller)
                     .collect::<Vec<_>>(),
