@@ -64,13 +64,17 @@ mod results {
         Shape::new([x[0], x[1] / 2])
     }
 
+    pub(super) fn gated_product_of(x: &Shape, weight: &Shape) -> Shape {
+        Shape::new([x[0], weight[0] / 2])
+    }
+
     pub(super) fn product_of(x: &Shape, weight: &Shape) -> Shape {
         Shape::new([x[0], weight[0]])
     }
 }
 
 #[cfg(all(feature = "cube", feature = "fusion"))]
-use results::{half_of, ids, log_sum_exp, packed, product_of};
+use results::{gated_product_of, half_of, ids, log_sum_exp, packed, product_of};
 
 /// The ops that a backend computes itself. Arguments are checked by the public functions before.
 ///
@@ -185,6 +189,10 @@ pub trait InferenceOps: Backend {
     /// See [`linear`](crate::linear), without the bias.
     #[fusion(dtype = x, shape = product_of(x, weight))]
     fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// See [`gated_linear`](crate::gated_linear).
+    #[fusion(dtype = x, shape = gated_product_of(x, weight))]
+    fn gated_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// See [`greedy`](crate::greedy).
     #[fusion(meta = |logits| ids(logits))]
@@ -373,6 +381,24 @@ pub(crate) fn linear(x: Tensor<2>, weight: &Tensor<2>, bias: Option<&Tensor<1>>)
         Some(bias) => product + bias.clone().unsqueeze::<2>(),
         None => product,
     }
+}
+
+/// True where the trait's [`gated_linear`](InferenceOps::gated_linear) is one kernel for `weight`.
+pub(crate) fn has_gated_linear(weight: &Tensor<2>) -> bool {
+    match weight.device().as_dispatch() {
+        #[cfg(feature = "cube")]
+        DispatchDevice::Cube(device) => {
+            let client = device.client();
+            crate::backends::cube::has_gated_linear(client, weight.dims(), weight.dtype())
+        }
+        #[allow(unreachable_patterns)] // As in `implemented_by`.
+        _ => false,
+    }
+}
+
+pub(crate) fn gated_linear(x: Tensor<2>, weight: &Tensor<2>) -> Tensor<2> {
+    let weight = weight.clone().into_dispatch();
+    Tensor::from_dispatch(Dispatch::gated_linear(x.into_dispatch(), weight))
 }
 
 pub(crate) fn greedy(logits: Tensor<2>) -> Tensor<1, Int> {

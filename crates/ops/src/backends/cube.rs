@@ -10,9 +10,10 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 use burn_paged_kernels::{
-    self as kernels, KernelError, Keys, Launcher, LinearPlan, LinearProblem, PartialAttention,
-    TensorRef,
+    self as kernels, Epilogue, KernelError, Keys, Launcher, LinearPlan, LinearProblem,
+    PartialAttention, TensorRef,
 };
+use cubecl::prelude::Client;
 
 use crate::{AttentionOptions, ops::InferenceOps};
 
@@ -104,6 +105,27 @@ fn attend(
         &kernel_options(options, shape[2]),
     ));
     (out, lse)
+}
+
+/// Launches a product with weights and gives `out_features` columns.
+fn multiply(
+    x: CubeTensor,
+    weight: CubeTensor,
+    epilogue: Epilogue,
+    out_features: usize,
+) -> CubeTensor {
+    let (x, weight) = (rows(x), rows(weight));
+    let shape = Shape::new([x.meta.shape()[0], out_features]);
+    let out = output(&x, shape, x.dtype);
+    launched(kernels::linear(
+        &launcher(&x),
+        &tensor_ref(&x),
+        &tensor_ref(&weight),
+        None,
+        epilogue,
+        &tensor_ref(&out),
+    ));
+    out
 }
 
 impl InferenceOps for CubeBackend {
@@ -324,18 +346,13 @@ impl InferenceOps for CubeBackend {
     }
 
     fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
-        let (x, weight) = (rows(x), rows(weight));
-        let shape = Shape::new([x.meta.shape()[0], weight.meta.shape()[0]]);
-        let out = output(&x, shape, x.dtype);
-        launched(kernels::linear(
-            &launcher(&x),
-            &tensor_ref(&x),
-            &tensor_ref(&weight),
-            None,
-            kernels::Epilogue::None,
-            &tensor_ref(&out),
-        ));
-        out
+        let out_features = weight.meta.shape()[0];
+        multiply(x, weight, Epilogue::None, out_features)
+    }
+
+    fn gated_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        let out_features = weight.meta.shape()[0] / 2;
+        multiply(x, weight, Epilogue::SiluAndMul, out_features)
     }
 
     fn greedy(logits: FloatTensor<Self>) -> IntTensor<Self> {
@@ -364,19 +381,29 @@ impl InferenceOps for CubeBackend {
 
 /// Whether our product with weights of this shape is the one to use: on a processor, where Burn's own finds no kernel that
 /// fits without tuning, and where the matrix units of the device have a kernel of ours.
-pub(crate) fn has_linear(
-    client: cubecl::prelude::Client,
-    [out_features, in_features]: [usize; 2],
-    dtype: DType,
-) -> bool {
+pub(crate) fn has_linear(client: Client, weight: [usize; 2], dtype: DType) -> bool {
     let launcher = Launcher::new(client);
+    launcher.facts().is_cpu() || has_fast_linear(&launcher, weight, dtype, Epilogue::None)
+}
+
+/// Whether a product with weights of this shape and the gate after it are one kernel.
+pub(crate) fn has_gated_linear(client: Client, weight: [usize; 2], dtype: DType) -> bool {
+    has_fast_linear(&Launcher::new(client), weight, dtype, Epilogue::SiluAndMul)
+}
+
+fn has_fast_linear(
+    launcher: &Launcher,
+    [weight_rows, in_features]: [usize; 2],
+    dtype: DType,
+    epilogue: Epilogue,
+) -> bool {
     let problem = LinearProblem {
         num_tokens: 1,
         in_features,
-        weight_rows: out_features,
+        weight_rows,
         dtype: dtype_to_storage_type(dtype),
-        epilogue: kernels::Epilogue::None,
-        aligned: in_features.is_multiple_of(8) && out_features.is_multiple_of(8),
+        epilogue,
+        aligned: in_features.is_multiple_of(8) && weight_rows.is_multiple_of(8),
     };
-    launcher.facts().is_cpu() || LinearPlan::is_fast(launcher.facts(), &problem)
+    LinearPlan::is_fast(launcher.facts(), &problem)
 }

@@ -23,11 +23,12 @@ use burn::backend::{
     Flex,
     tensor::{FloatTensor, IntTensor},
 };
-use burn::tensor::DType;
+use burn::tensor::ops::FloatTensorOps;
+use burn::tensor::{DType, Shape};
 use half::{bf16, f16};
 
 use self::attention::{KeySource, attention};
-use crate::{AttentionOptions, ops::InferenceOps};
+use crate::{AttentionOptions, GATE_TURN, ops::InferenceOps};
 
 /// Calls a function that is generic over the element type with the one that `dtype` names.
 macro_rules! with_element {
@@ -176,6 +177,15 @@ impl InferenceOps for Flex {
 
     fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
         linear::linear(x, weight)
+    }
+
+    fn gated_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (rows, columns) = (x.shape()[0], weight.shape()[0]);
+        let product = linear::linear(x, weight);
+        let turns = [rows, columns / 2 / GATE_TURN, 2, GATE_TURN];
+        let turns = Self::float_reshape(product, Shape::new(turns));
+        let halves = Self::float_swap_dims(turns, 1, 2);
+        Self::silu_and_mul(Self::float_reshape(halves, Shape::new([rows, columns])))
     }
 
     fn greedy(logits: FloatTensor<Self>) -> IntTensor<Self> {
