@@ -13,7 +13,15 @@
 mod gate;
 #[cfg(feature = "hopper")]
 mod large;
+#[cfg_attr(
+    not(feature = "hopper"),
+    allow(dead_code, reason = "some is for kernels that are not compiled in")
+)]
 mod launch;
+#[cfg_attr(
+    not(feature = "hopper"),
+    allow(dead_code, reason = "some is for kernels that are not compiled in")
+)]
 mod plan;
 mod portable;
 #[cfg(feature = "hopper")]

@@ -20,10 +20,10 @@ mod simd;
 mod view;
 
 use burn::backend::{
-    Flex,
+    Flex, TensorMetadata,
+    ops::FloatTensorOps,
     tensor::{FloatTensor, IntTensor},
 };
-use burn::tensor::ops::FloatTensorOps;
 use burn::tensor::{DType, Shape};
 use half::{bf16, f16};
 
