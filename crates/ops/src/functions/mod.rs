@@ -12,4 +12,4 @@ pub use attention::{
 };
 pub use cache::{gather_kv, rotary_and_store, store_kv};
 pub use layer::{add_rms_norm, embedding, linear, rms_norm, rotary, silu_and_mul};
-pub use sample::{greedy, sample};
+pub use sample::{greedy, sample, sample_by_words, samples_on_device};
