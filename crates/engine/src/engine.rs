@@ -7,20 +7,68 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::rc::Rc;
 use std::time::Instant;
 
-use burn_paged::PagedKvCache;
+use burn_paged::{CaptureError, MetadataError, PagedKvCache};
 use burn_paged_kv_cache::{BlockManager, BlockManagerConfig};
 use burn_paged_model::{CausalLm, ModelSpec};
 
 use crate::config::geometry;
+use crate::decode::{DecodeShape, DecodeShapes};
 use crate::generation::Generation;
-use crate::runner::{Runner, SampledRows};
-use crate::scheduler::{ScheduledBatch, Scheduler};
-use crate::sequence::Sequence;
+use crate::runner::{Launched, Runner, SampledRows};
+use crate::scheduler::{ScheduledBatch, ScheduledSequence, Scheduler};
+use crate::sequence::{RunningSequence, Sequence};
 use crate::{
     Detokenizer, EngineConfig, EngineError, EngineLimits, EngineMetrics, FinishReason,
     GenerationError, Request, RequestError, RequestId, SequenceSummary, StepSummary, TokenEvent,
     batch,
 };
+
+/// Why a step gave no tokens.
+enum StepError {
+    /// Its requests end.
+    Failed(GenerationError),
+    /// The contents of the cache are gone; the requests are not.
+    CacheLost(CaptureError),
+}
+
+impl From<GenerationError> for StepError {
+    fn from(error: GenerationError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<MetadataError> for StepError {
+    fn from(error: MetadataError) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl From<CaptureError> for StepError {
+    fn from(error: CaptureError) -> Self {
+        match error {
+            CaptureError::Failed { .. } => Self::CacheLost(error),
+            error => Self::Failed(GenerationError::Device(error.to_string())),
+        }
+    }
+}
+
+/// The shape that a batch decodes in; `None` if it is not a decode of every sequence in it, or needs logits on the host.
+fn decode_shape(
+    runner: &Runner,
+    batch: &ScheduledBatch,
+    running: &[RunningSequence],
+    requests: &[&Generation],
+) -> Option<DecodeShape> {
+    let sequences = &batch.sequences;
+    let decodes = |scheduled: &ScheduledSequence| scheduled.num_tokens == 1 && scheduled.samples;
+    let is_decode = requests.len() == sequences.len() && sequences.iter().all(decodes);
+    if !is_decode || requests.iter().any(|request| request.needs_logits()) {
+        return None;
+    }
+    let blocks = |scheduled: &ScheduledSequence| running[scheduled.index].blocks.block_ids().len();
+    let max_blocks = sequences.iter().map(blocks).max()?;
+    runner.decode_shape(sequences.len(), max_blocks)
+}
 
 /// Runs many requests over one model and one paged cache.
 ///
@@ -95,6 +143,7 @@ impl Engine {
     pub fn new(model: Box<dyn CausalLm>, config: EngineConfig) -> Result<Self, EngineError> {
         let spec = model.spec();
         let limits = config.limits(spec)?;
+        let shapes = DecodeShapes::new(&config.decode, &limits)?;
         let EngineLimits {
             num_blocks,
             block_size,
@@ -119,7 +168,7 @@ impl Engine {
         Ok(Self {
             limits,
             scheduler,
-            runner: Runner::new(model, cache),
+            runner: Runner::new(model, cache, config.decode.graphs, shapes),
             generations: HashMap::new(),
             detokenizer: None,
             end_tokens: Rc::default(),
@@ -147,6 +196,27 @@ impl Engine {
         Self {
             end_tokens: Rc::new(end_tokens.into_iter().collect()),
             ..self
+        }
+    }
+
+    /// Whether decodes run as graphs of the device, and not kernel by kernel.
+    pub fn captures_decodes(&self) -> bool {
+        self.runner.captures_decodes()
+    }
+
+    /// Captures every size of [`DecodeConfig`](crate::DecodeConfig) now, and not each when it is first needed. `progress` is
+    /// told how many of how many there are, first 0. Without graphs it does nothing.
+    ///
+    /// On CUDA a capture breaks if another thread of the process allocates or synchronizes meanwhile. Decodes then run
+    /// kernel by kernel, and the log says so.
+    pub fn capture_decodes(&mut self, mut progress: impl FnMut(usize, usize)) {
+        let shapes = self.runner.decode_shapes();
+        progress(0, shapes.len());
+        for (at, shape) in shapes.iter().enumerate() {
+            if let Err(error) = self.runner.capture_padding(*shape) {
+                self.lose_cache(&error);
+            }
+            progress(at + 1, shapes.len());
         }
     }
 
@@ -218,6 +288,7 @@ impl Engine {
             num_blocks: blocks.num_blocks(),
             free_blocks: blocks.num_free_blocks(),
             cached_blocks: blocks.num_cached_blocks(),
+            decode_graphs: self.runner.num_graphs(),
             cache: blocks.stats(),
             ..self.counters.clone()
         }
@@ -248,39 +319,60 @@ impl Engine {
         }
         match self.run_batch(&batch) {
             Ok(rows) => self.update(&batch, rows, events),
-            Err(error) => self.fail_batch(&batch, &error, events),
+            Err(StepError::Failed(error)) => self.fail_batch(&batch, &error, events),
+            Err(StepError::CacheLost(error)) => self.lose_cache(&error),
         }
     }
 
     /// Runs the model and samples a row for each sequence of the batch that is complete.
-    fn run_batch(&mut self, batch: &ScheduledBatch) -> Result<SampledRows, GenerationError> {
-        let time = &mut self.counters.time;
-        let geometry = self.runner.cache().geometry();
+    fn run_batch(&mut self, batch: &ScheduledBatch) -> Result<SampledRows, StepError> {
+        let Self {
+            scheduler,
+            runner,
+            generations,
+            counters,
+            ..
+        } = self;
         let begin = Instant::now();
-        let device = &self.runner.spec().device;
-        let input = batch::model_input(batch, self.scheduler.running(), geometry, device)?;
-        let built = Instant::now();
-        let logits = self.runner.forward(&input);
-        let ran = Instant::now();
         let sampling = batch.sequences.iter().filter(|sequence| sequence.samples);
         let requests: Vec<&Generation> = sampling
-            .filter_map(|sequence| self.generations.get(&sequence.id))
+            .filter_map(|sequence| generations.get(&sequence.id))
             .collect();
-        let rows = match requests.is_empty() {
-            true => Vec::new(),
-            false => self.runner.sample(logits, &requests)?,
+        let running = scheduler.running();
+        let geometry = runner.cache().geometry();
+        let shape = decode_shape(runner, batch, running, &requests);
+        let (launched, built) = match shape {
+            Some(shape) => {
+                let options = requests.iter().map(|request| request.sampler().options());
+                let words = batch::decode_words(shape, batch, running, options, geometry)?;
+                let built = Instant::now();
+                (Launched::Ids(runner.decode(shape, words)?), built)
+            }
+            None => {
+                let device = &runner.spec().device;
+                let input = batch::model_input(batch, running, geometry, device)?;
+                let built = Instant::now();
+                (Launched::Logits(runner.forward(&input)), built)
+            }
         };
+        let ran = Instant::now();
+        // The device works; what needs no token of it is done before one is waited for.
+        scheduler.mark_computed(batch);
+        let marked = Instant::now();
+        let rows = runner.sample(launched, &requests)?;
+        let time = &mut counters.time;
         time.build += built - begin;
         time.forward += ran - built;
-        time.sample += ran.elapsed();
-        self.counters.steps += 1;
+        time.update += marked - ran;
+        time.sample += marked.elapsed();
+        counters.steps += 1;
+        counters.fixed_decodes += u64::from(shape.is_some());
         Ok(rows)
     }
 
     /// Gives each row to its request, and ends those that are done.
     fn update(&mut self, batch: &ScheduledBatch, rows: SampledRows, events: &mut Vec<TokenEvent>) {
         let begin = Instant::now();
-        self.scheduler.mark_computed(batch);
         let sampling = batch.sequences.iter().filter(|sequence| sequence.samples);
         let first_event = events.len();
         for (scheduled, row) in sampling.zip(rows) {
@@ -324,6 +416,16 @@ impl Engine {
         }
         // What the step wrote is unknown, so no block may be trusted as a prefix any more.
         self.scheduler.reset_prefix_cache();
+    }
+
+    /// After a capture broke: goes on with an empty cache and without graphs. Every running sequence is computed again.
+    fn lose_cache(&mut self, error: &CaptureError) {
+        let num_preempted = self.scheduler.preempt_all();
+        self.counters.preemptions += num_preempted as u64;
+        log::error!(
+            "{error}; decodes run kernel by kernel from now on, and {num_preempted} sequences are computed again"
+        );
+        self.runner.renew_cache();
     }
 
     /// Ends a live request with an event of its own.
