@@ -117,7 +117,7 @@ pub struct EngineLimits {
 impl EngineLimits {
     /// Tokens that the whole cache holds.
     pub fn num_slots(&self) -> usize {
-        self.num_blocks * self.block_size
+        self.num_blocks.saturating_mul(self.block_size)
     }
 
     /// Longest sequence that can come out of this engine, prompt and answer together.

@@ -8,8 +8,10 @@ mod workload;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::Device;
-use burn_paged_engine::{DecodeConfig, DecodeGraphs, Engine, EngineConfig, EngineMetrics};
-use burn_paged_engine::{Request, SamplingParams};
+use burn_paged_engine::{
+    CacheSize, DecodeConfig, DecodeGraphs, Engine, EngineConfig, EngineMetrics, Request,
+    SamplingParams,
+};
 
 use workload::{Tokens, Workload};
 
@@ -136,6 +138,10 @@ fn what_was_captured_on_padding_serves_every_length() {
                 context_sizes: Some(vec![1 << 20]),
                 graphs,
             });
+            let config = EngineConfig {
+                cache_size: CacheSize::Tokens(256),
+                ..config
+            };
             let mut engine = engine(&target, config);
             let mut seen = Vec::new();
             engine.capture_decodes(|done, total| seen.push((done, total)));

@@ -10,11 +10,11 @@ use crate::tiny::VOCAB;
 /// The tokens of one step, by request.
 pub(crate) type Tokens = Vec<(RequestId, u32)>;
 
-/// Eight seats and a cache for four or five of the longer requests.
+/// Eight seats and a cache for two or three of the longer requests.
 pub(crate) fn config(decode: DecodeConfig) -> EngineConfig {
     EngineConfig {
         block_size: 4,
-        cache_size: CacheSize::Tokens(208),
+        cache_size: CacheSize::Tokens(128),
         max_num_seqs: 8,
         max_num_batched_tokens: 24,
         seed: Some(3),
