@@ -1,15 +1,10 @@
-//! A scheduled batch as the model reads it. The only place where host indices become tensors, or the words of a decode
-//! that is replayed.
+//! A scheduled batch as the model reads it. The only place where host indices become tensors, besides the words of a
+//! decode that is replayed (`decode/words.rs`).
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_paged::{
-    AttentionMetadataBuilder, CacheGeometry, MetadataError, SAMPLING_WORDS, SamplingOptions,
-    SequenceStep,
-};
-use burn_paged_kv_cache::BlockId;
+use burn_paged::{AttentionMetadataBuilder, CacheGeometry, MetadataError, SequenceStep};
 use burn_paged_model::ModelInput;
 
-use crate::decode::DecodeShape;
 use crate::scheduler::ScheduledBatch;
 use crate::sequence::RunningSequence;
 
@@ -60,93 +55,6 @@ pub(crate) fn model_input(
         positions: upload(positions, device),
         logits_indices: upload(logits_indices, device),
     })
-}
-
-/// The words of a decode in the given shape: row `i` is the `i`-th sequence of the batch, which has one new token, and
-/// `options[i]` samples it. The other rows are padding: no keys, no slot, and a token that nobody reads.
-///
-/// # Errors
-/// [`MetadataError`] if the sequences do not fit the cache; then scheduler and cache disagree.
-pub(crate) fn decode_words(
-    shape: DecodeShape,
-    batch: &ScheduledBatch,
-    running: &[RunningSequence],
-    options: impl Iterator<Item = SamplingOptions>,
-    geometry: CacheGeometry,
-) -> Result<Vec<i32>, MetadataError> {
-    let layout = shape.layout();
-    let num_rows = batch.sequences.len();
-    // Rows of the table past the last sequence keep what they hold: no padding looks there.
-    let mut words = vec![0; layout.table + num_rows * shape.max_blocks];
-    words[layout.slots..][..shape.num_rows].fill(-1);
-    for (at, offset) in words[layout.offsets..][..=shape.num_rows]
-        .iter_mut()
-        .enumerate()
-    {
-        *offset = at as i32;
-    }
-    for (row, (scheduled, options)) in batch.sequences.iter().zip(options).enumerate() {
-        let RunningSequence { sequence, blocks } = &running[scheduled.index];
-        let position = blocks.num_computed_tokens();
-        let ids = blocks.block_ids();
-        let table = layout.table + row * shape.max_blocks;
-        let mut largest = 0;
-        for (entry, id) in words[table..][..shape.max_blocks].iter_mut().zip(ids) {
-            // Blocks and positions are below the slots of the cache, which fit an i32.
-            *entry = id.get() as i32;
-            largest = largest.max(id.get());
-        }
-        check_row(row, position, ids, largest, geometry)?;
-        let block_size = geometry.block_size;
-        let slot = ids[position / block_size].index() * block_size + position % block_size;
-        words[layout.token_ids + row] = sequence.tokens[position] as i32;
-        words[layout.positions + row] = position as i32;
-        words[layout.slots + row] = slot as i32;
-        words[layout.seq_lens + row] = position as i32 + 1;
-        words[layout.options + row * SAMPLING_WORDS..][..SAMPLING_WORDS]
-            .copy_from_slice(&options.to_words());
-    }
-    Ok(words)
-}
-
-/// The words of a decode of nothing but padding.
-pub(crate) fn padding_words(shape: DecodeShape, geometry: CacheGeometry) -> Vec<i32> {
-    let empty = ScheduledBatch::default();
-    decode_words(shape, &empty, &[], std::iter::empty(), geometry)
-        .expect("there is no sequence that could be wrong")
-}
-
-/// That the blocks of a sequence hold a token at `position`, and are blocks of the cache.
-fn check_row(
-    sequence: usize,
-    position: usize,
-    blocks: &[BlockId],
-    largest: u32,
-    geometry: CacheGeometry,
-) -> Result<(), MetadataError> {
-    let CacheGeometry {
-        num_blocks,
-        block_size,
-        ..
-    } = geometry;
-    if largest as usize >= num_blocks {
-        return Err(MetadataError::BlockOutOfRange {
-            sequence,
-            block: i64::from(largest),
-            num_blocks,
-        });
-    }
-    let needed = position / block_size + 1;
-    match blocks.len() < needed {
-        false => Ok(()),
-        true => Err(MetadataError::TooFewBlocks {
-            sequence,
-            num_tokens: position + 1,
-            needed,
-            found: blocks.len(),
-            block_size,
-        }),
-    }
 }
 
 fn upload(values: Vec<i32>, device: &Device) -> Tensor<1, Int> {
@@ -231,73 +139,6 @@ mod tests {
             attention.slot_mapping().host(),
             [2 * 4 + 1, 3 * 4, 3 * 4 + 1]
         );
-    }
-
-    /// Two sequences decode in a shape for three: the words are those of the same step for the model, and padding.
-    #[test]
-    fn words_of_a_decode_are_its_input_and_padding() {
-        let mut scheduler = scheduler();
-        for (id, prompt) in [(0, [20, 21, 22, 23]), (1, [30, 31, 32, 33])] {
-            let id = RequestId::new(id);
-            scheduler.add(Sequence::new(id, prompt.to_vec(), CacheKey::default()));
-        }
-        let batch = scheduler.schedule();
-        scheduler.mark_computed(&batch);
-        scheduler.push_token(0, 24);
-        scheduler.push_token(1, 34);
-        let batch = scheduler.schedule();
-        let geometry = CacheGeometry {
-            num_blocks: 16,
-            block_size: 4,
-            num_kv_heads: 1,
-            head_dim: 2,
-        };
-        let shape = DecodeShape {
-            num_rows: 3,
-            max_blocks: 5,
-        };
-        let sampled = SamplingOptions {
-            temperature: 0.5,
-            seed: 7,
-            ..Default::default()
-        };
-        let options = [SamplingOptions::default(), sampled];
-        let values = decode_words(
-            shape,
-            &batch,
-            scheduler.running(),
-            options.into_iter(),
-            geometry,
-        );
-        let device = Device::flex();
-        let mut words = burn_paged::StepWords::new(shape.layout().len, &device);
-        words.write(vec![77; words.len()]);
-        words.write(values.unwrap());
-
-        let (input, options) = shape.views(&words, geometry);
-        assert_eq!(ints(&input.token_ids), [24, 34, 0]);
-        assert_eq!(ints(&input.positions), [4, 4, 0]);
-        assert_eq!(ints(&input.logits_indices), [0, 1, 2]);
-        let attention = &input.attention;
-        assert_eq!(ints(attention.cu_seqlens_q().tensor()), [0, 1, 2, 3]);
-        assert_eq!(ints(attention.seq_lens().tensor()), [5, 5, 0]);
-        let slots = ints(attention.slot_mapping().tensor());
-        let table = ints(&attention.block_table().tensor().clone().flatten(0, 1));
-        for (row, running) in scheduler.running().iter().enumerate() {
-            let blocks = running.blocks.block_ids();
-            assert_eq!(slots[row], i64::from(blocks[1].get()) * 4);
-            for (at, block) in blocks.iter().enumerate() {
-                assert_eq!(table[row * 5 + at], i64::from(block.get()));
-            }
-        }
-        assert_eq!(slots[2], -1);
-        let options = ints(&options.flatten(0, 1));
-        assert_eq!(options[0], 0);
-        let expected: Vec<i64> = sampled.to_words().map(i64::from).to_vec();
-        assert_eq!(options[8..16], expected);
-        // What the host sees in place of the values are bounds.
-        assert_eq!(attention.seq_lens().host(), [20; 3]);
-        assert!(attention.is_for_replays() && !attention.is_prefix_free());
     }
 
     #[test]

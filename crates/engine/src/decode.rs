@@ -1,10 +1,17 @@
 //! In which shapes decodes are captured, and how one lies in the words of a step.
+//!
+//! - `decode.rs`: shapes, where the parts of a step begin, and their views on the device
+//! - `words.rs`: the values of a step
+
+mod words;
 
 use burn::tensor::{Int, Tensor};
 use burn_paged::{AttentionMetadata, CacheGeometry, ReplayedDecode, SAMPLING_WORDS, StepWords};
 use burn_paged_model::ModelInput;
 
 use crate::{ConfigError, DecodeConfig, EngineLimits};
+
+pub(crate) use words::DecodeWords;
 
 /// Shortest context that is captured by default, in tokens.
 const SHORTEST_CONTEXT: usize = 1024;

@@ -12,7 +12,7 @@ use burn_paged_kv_cache::{BlockManager, BlockManagerConfig};
 use burn_paged_model::{CausalLm, ModelSpec};
 
 use crate::config::geometry;
-use crate::decode::{DecodeShape, DecodeShapes};
+use crate::decode::{DecodeShape, DecodeShapes, DecodeWords};
 use crate::generation::Generation;
 use crate::runner::{Launched, Runner, SampledRows};
 use crate::scheduler::{ScheduledBatch, ScheduledSequence, Scheduler};
@@ -107,6 +107,8 @@ pub struct Engine {
     scheduler: Scheduler,
     runner: Runner,
     generations: HashMap<RequestId, Generation>,
+    /// Block tables of the next step, written while the last one ran, as long as no sequence has lost its blocks since.
+    next_words: Option<DecodeWords>,
     detokenizer: Option<Rc<dyn Detokenizer>>,
     end_tokens: Rc<BTreeSet<u32>>,
     /// Events that [`generate`](Engine::generate) saw and that belong to others.
@@ -170,6 +172,7 @@ impl Engine {
             scheduler,
             runner: Runner::new(model, cache, config.decode.graphs, shapes),
             generations: HashMap::new(),
+            next_words: None,
             detokenizer: None,
             end_tokens: Rc::default(),
             undelivered: Vec::new(),
@@ -309,6 +312,9 @@ impl Engine {
         let batch = self.scheduler.schedule();
         self.counters.time.schedule += begin.elapsed();
         self.counters.preemptions += batch.preempted.len() as u64;
+        if !batch.preempted.is_empty() {
+            self.next_words = None;
+        }
         self.note_step(&batch);
         for (id, error) in &batch.failed {
             log::error!("request {id} ends: {error}");
@@ -331,6 +337,7 @@ impl Engine {
             runner,
             generations,
             counters,
+            next_words,
             ..
         } = self;
         let begin = Instant::now();
@@ -344,7 +351,11 @@ impl Engine {
         let (launched, built) = match shape {
             Some(shape) => {
                 let options = requests.iter().map(|request| request.sampler().options());
-                let words = batch::decode_words(shape, batch, running, options, geometry)?;
+                let words = next_words
+                    .take()
+                    .filter(|words| words.are_for(shape, batch))
+                    .unwrap_or_else(|| DecodeWords::new(shape, batch, running))
+                    .finish(batch, running, options, geometry)?;
                 let built = Instant::now();
                 (Launched::Ids(runner.decode(shape, words)?), built)
             }
@@ -356,8 +367,10 @@ impl Engine {
             }
         };
         let ran = Instant::now();
-        // The device works; what needs no token of it is done before one is waited for.
+        // The device works; what needs no token of it is done before one is waited for. The next step is most often a
+        // decode of the same sequences.
         scheduler.mark_computed(batch);
+        *next_words = shape.map(|shape| DecodeWords::new(shape, batch, scheduler.running()));
         let marked = Instant::now();
         let rows = runner.sample(launched, &requests)?;
         let time = &mut counters.time;
@@ -420,6 +433,7 @@ impl Engine {
 
     /// After a capture broke: goes on with an empty cache and without graphs. Every running sequence is computed again.
     fn lose_cache(&mut self, error: &CaptureError) {
+        self.next_words = None;
         let num_preempted = self.scheduler.preempt_all();
         self.counters.preemptions += num_preempted as u64;
         log::error!(
@@ -436,6 +450,8 @@ impl Engine {
     }
 
     fn forget(&mut self, id: RequestId) {
+        // Another sequence may come under the same id.
+        self.next_words = None;
         self.scheduler.remove(id);
         self.generations.remove(&id);
         self.counters.finished += 1;

@@ -12,10 +12,10 @@ use burn_paged::{
 };
 use burn_paged_model::{CausalLm, ModelInput, ModelSpec};
 
-use crate::decode::{DecodeShape, DecodeShapes};
+use crate::decode::{DecodeShape, DecodeShapes, DecodeWords};
 use crate::generation::Generation;
 use crate::sampler::SampledToken;
-use crate::{DecodeGraphs, GenerationError, batch};
+use crate::{DecodeGraphs, GenerationError};
 
 /// A token per row, or why that row has none.
 pub(crate) type SampledRows = Vec<Result<SampledToken, GenerationError>>;
@@ -168,10 +168,9 @@ impl Runner {
     /// # Errors
     /// As [`decode`](Self::decode).
     pub(crate) fn capture_padding(&mut self, shape: DecodeShape) -> Result<(), CaptureError> {
-        let geometry = self.cache.geometry();
         match &mut self.decode {
             Some(decode) if decode.captures && !decode.graphs.contains_key(&shape) => {
-                decode.words.write(batch::padding_words(shape, geometry));
+                decode.words.write(DecodeWords::padding(shape));
                 self.capture(shape)
             }
             _ => Ok(()),
