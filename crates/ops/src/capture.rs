@@ -66,11 +66,33 @@ pub fn capture<T>(
     device: &Device,
     mut step: impl FnMut() -> T,
 ) -> Result<CapturedStep<T>, CaptureError> {
+    // A recording keeps the memory that it touched to itself: whole pages of the pools that steps take from, which are as
+    // large as the largest prompt made them; of the persistent pool, what it uses.
+    let run = |OnThisThread(step)| OnThisThread(warm_up_and_record(device, step));
+    let recorded = device.memory_persistent_allocations(OnThisThread(&mut step), run);
+    let (graph, output) = recorded.0?;
+    Ok(CapturedStep {
+        device: device.clone(),
+        graph,
+        output,
+    })
+}
+
+/// What Burn asks to be `Send` although it stays on the thread that calls.
+struct OnThisThread<T>(T);
+
+// SAFETY: `memory_persistent_allocations` calls its function before it returns, on the thread that called it: that is how
+// the memory of this thread's stream is what it speaks of.
+unsafe impl<T> Send for OnThisThread<T> {}
+
+fn warm_up_and_record<T>(
+    device: &Device,
+    step: &mut impl FnMut() -> T,
+) -> Result<(BackendGraph<Dispatch>, T), CaptureError> {
     let dispatch = device.as_dispatch();
-    let unsupported = |error: &dyn std::fmt::Display| CaptureError::Unsupported {
+    Dispatch::graph_prepare(dispatch).map_err(|error| CaptureError::Unsupported {
         reason: error.to_string(),
-    };
-    Dispatch::graph_prepare(dispatch).map_err(|error| unsupported(&error))?;
+    })?;
     for _ in 0..WARM_UPS {
         // With fusion, a result that is dropped before the queue runs is never computed.
         let output = step();
@@ -83,12 +105,7 @@ pub fn capture<T>(
             return Err(CaptureError::Failed { reason });
         }
     }
-    let (graph, output) = record_prepared(device, step)?;
-    Ok(CapturedStep {
-        device: device.clone(),
-        graph,
-        output,
-    })
+    record_prepared(device, step)
 }
 
 fn record<T>(
