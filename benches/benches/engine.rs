@@ -13,8 +13,8 @@ use burn::tensor::Device;
 use burn_paged_benches::{Report, Row, median};
 use burn_paged_checkpoint::Checkpoint;
 use burn_paged_engine::{
-    CacheSize, DecodeConfig, DecodeGraphs, Engine, EngineConfig, Request, SamplingParams,
-    StepTimes, StopConditions,
+    CacheSize, DecodeConfig, DecodeGraphs, Engine, EngineConfig, EngineMetrics, Request,
+    SamplingParams, StepTimes, StopConditions,
 };
 use burn_paged_model::{LoadOptions, ModelDType, load_model};
 use clap::{Parser, ValueEnum};
@@ -95,10 +95,26 @@ struct Step {
     num_sequences: usize,
     /// Whether it was a decode in a fixed size.
     is_fixed: bool,
-    /// Choosing, building, launching and bookkeeping.
-    host: Duration,
-    /// Waiting for the tokens, reading them, and host work on logits if there is any.
+    /// Choosing, building and bookkeeping: what the engine does.
+    engine: Duration,
+    /// Launching the model; on a device that computes in the caller's place, running it.
+    launch: Duration,
+    /// Sampling, waiting for the tokens and reading them.
     wait: Duration,
+}
+
+impl Step {
+    /// What the engine's clock counted between two steps.
+    fn between(before: &EngineMetrics, after: &EngineMetrics, num_sequences: usize) -> Self {
+        let engine = |time: &StepTimes| time.schedule + time.build + time.update;
+        Self {
+            num_sequences,
+            is_fixed: after.fixed_decodes > before.fixed_decodes,
+            engine: engine(&after.time) - engine(&before.time),
+            launch: after.time.forward - before.time.forward,
+            wait: after.time.sample - before.time.sample,
+        }
+    }
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -110,27 +126,22 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // Kernels of prompts and of sampling are compiled before the clock runs.
     engine.generate(requests(&args, &engine, 2, args.seed + 1))?;
-    let before = engine.metrics();
+    let first = engine.metrics();
     let requests = requests(&args, &engine, args.requests, args.seed);
     let num_prompt_tokens: usize = requests.iter().map(|request| request.prompt.len()).sum();
     for request in requests {
         engine.add_request(request)?;
     }
     let begin = Instant::now();
-    let mut steps = Vec::new();
-    let mut num_tokens = 0;
-    let (mut time, mut num_fixed) = (before.time, before.fixed_decodes);
+    let (mut steps, mut num_tokens) = (Vec::new(), 0);
+    let mut before = first.clone();
     while engine.has_work() {
         let events = engine.step();
         num_tokens += events.iter().filter(|event| event.token.is_some()).count();
-        let metrics = engine.metrics();
-        steps.push(Step {
-            num_sequences: engine.last_step().sequences.len(),
-            is_fixed: metrics.fixed_decodes > num_fixed,
-            host: host(&metrics.time) - host(&time),
-            wait: metrics.time.sample - time.sample,
-        });
-        (time, num_fixed) = (metrics.time, metrics.fixed_decodes);
+        let after = engine.metrics();
+        let num_sequences = engine.last_step().sequences.len();
+        steps.push(Step::between(&before, &after, num_sequences));
+        before = after;
     }
     let total = begin.elapsed();
 
@@ -139,7 +150,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     report.notes.push(format!(
         "{} requests, {num_prompt_tokens} prompt tokens, {num_tokens} answer tokens, {} preemptions, {:.2} s",
         args.requests,
-        metrics.preemptions - before.preemptions,
+        metrics.preemptions - first.preemptions,
         total.as_secs_f64()
     ));
     report.notes.push(format!(
@@ -219,10 +230,6 @@ fn requests(args: &Args, engine: &Engine, count: usize, seed: u64) -> Vec<Reques
     (0..count).map(request).collect()
 }
 
-fn host(time: &StepTimes) -> Duration {
-    time.schedule + time.build + time.forward + time.update
-}
-
 fn report(
     args: &Args,
     engine: &Engine,
@@ -231,41 +238,35 @@ fn report(
     total: Duration,
 ) -> Report {
     let mut report = Report::default();
-    let seconds = |durations: &mut dyn Iterator<Item = Duration>| {
-        durations
-            .map(|duration| duration.as_secs_f64())
-            .sum::<f64>()
-    };
-    // Launches are the model's as well, but the device works while the host launches: only what is waited for is its
-    // own for certain, so the fraction is a lower bound of what the engine leaves to the model.
-    let waited = seconds(&mut steps.iter().map(|step| step.wait));
+    let model: Duration = steps.iter().map(|step| step.launch + step.wait).sum();
     report.rows.push(Row {
         case: format!("{} requests, answers", args.requests),
         by: args.device.clone(),
         rate: num_tokens as f64 / total.as_secs_f64(),
         unit: "tok/s",
-        floor_rate: num_tokens as f64 / waited,
-        bound: "waiting for the model",
+        floor_rate: num_tokens as f64 / model.as_secs_f64(),
+        bound: "the model's own steps",
     });
 
-    let most = steps.iter().map(|step| step.num_sequences).max();
-    let mut sizes = vec![1, 8, 32, 64, 128, most.unwrap_or(1)];
+    let mut sizes = vec![1, 8, 32, 64, 128, engine.limits().max_num_seqs];
     sizes.retain(|size| *size <= engine.limits().max_num_seqs);
     sizes.dedup();
     for size in sizes {
         let near = |step: &&Step| step.num_sequences <= size && step.num_sequences * 10 > size * 9;
-        for (is_fixed, what) in [(true, "fixed"), (false, "eager")] {
+        for (is_fixed, what) in [(true, "fixed size"), (false, "other")] {
             let steps = steps.iter().filter(near);
-            let steps = steps.filter(|step| step.is_fixed == is_fixed);
-            let (host, wait): (Vec<f64>, Vec<f64>) = steps
-                .map(|step| (step.host.as_secs_f64() * 1e6, step.wait.as_secs_f64() * 1e6))
-                .unzip();
-            if !host.is_empty() {
+            let steps: Vec<&Step> = steps.filter(|step| step.is_fixed == is_fixed).collect();
+            let us = |part: fn(&Step) -> Duration| {
+                let times = steps.iter().map(|step| part(step).as_secs_f64() * 1e6);
+                median(&times.collect::<Vec<f64>>())
+            };
+            if !steps.is_empty() {
                 report.notes.push(format!(
-                    "{size} sequences, {what}: {} steps, {:.0} us on the host and {:.0} us of waiting each (medians)",
-                    host.len(),
-                    median(&host),
-                    median(&wait)
+                    "{size} sequences, {what}: {} steps, of each {:.0} us engine, {:.0} us launch, {:.0} us wait (medians)",
+                    steps.len(),
+                    us(|step| step.engine),
+                    us(|step| step.launch),
+                    us(|step| step.wait)
                 ));
             }
         }

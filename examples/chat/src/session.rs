@@ -48,7 +48,7 @@ impl Session {
             .context
             .unwrap_or(DEFAULT_CONTEXT)
             .min(spec.max_positions);
-        let description = json!({
+        let mut description = json!({
             "path": path,
             "architecture": spec.architecture,
             "device": args.device.to_string(),
@@ -74,6 +74,7 @@ impl Session {
         let mut engine = Engine::new(model, config).map_err(Failure::refused)?;
         let bar = CaptureBar::new();
         engine.capture_decodes(|done, total| bar.show(done, total));
+        description["captured_decodes"] = json!(engine.captures_decodes());
         let engine = engine
             .with_detokenizer(text.tokenizer.clone())
             .with_end_tokens(text.stop_tokens.iter());

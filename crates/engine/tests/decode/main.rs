@@ -5,13 +5,18 @@
 mod tiny;
 mod workload;
 
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
+use burn_paged::PagedKvCache;
 use burn_paged_engine::{
     CacheSize, DecodeConfig, DecodeGraphs, Engine, EngineConfig, EngineMetrics, Request,
     SamplingParams,
 };
+use burn_paged_model::{CausalLm, ModelInput, ModelSpec};
 
 use workload::{Tokens, Workload};
 
@@ -106,7 +111,7 @@ fn long_runs_give_the_tokens_of_eager_ones() {
         assert_eq!(metrics.fixed_decodes, 0);
         assert!(metrics.preemptions > 0, "{}: {metrics:?}", target.name);
         assert!(metrics.cache.hit_tokens > 0, "{}: {metrics:?}", target.name);
-        let sizes: std::collections::BTreeSet<usize> = eager.iter().map(Vec::len).collect();
+        let sizes: BTreeSet<usize> = eager.iter().map(Vec::len).collect();
         assert!(sizes.len() > 4, "batches of {sizes:?} alone");
 
         let (emulated, metrics) = run(&target, DecodeGraphs::Emulated);
@@ -154,11 +159,65 @@ fn what_was_captured_on_padding_serves_every_length() {
         };
         let eager = answer(DecodeGraphs::Off);
         // An answer that repeats itself would hide a wrong position.
-        let different: std::collections::BTreeSet<&u32> = eager.iter().collect();
+        let different: BTreeSet<&u32> = eager.iter().collect();
         assert!(different.len() > 10, "{different:?}");
         for graphs in [DecodeGraphs::Emulated, DecodeGraphs::On] {
             assert_eq!(answer(graphs), eager, "{}: {graphs:?}", target.name);
         }
+    }
+}
+
+/// A model that notes what the host can see of each decode.
+struct Spy {
+    model: Box<dyn CausalLm>,
+    /// By the size of the step.
+    seen: Rc<RefCell<BTreeMap<[usize; 2], BTreeSet<String>>>>,
+}
+
+impl CausalLm for Spy {
+    fn spec(&self) -> &ModelSpec {
+        self.model.spec()
+    }
+
+    fn forward(&self, input: &ModelInput, cache: &mut PagedKvCache) -> Tensor<2> {
+        let step = &input.attention;
+        if step.is_for_replays() {
+            let table = step.block_table();
+            let rows: Vec<&[i32]> = (0..step.num_seqs()).map(|row| table.row(row)).collect();
+            let values = (
+                step.cu_seqlens_q().host(),
+                step.seq_lens().host(),
+                step.slot_mapping().host(),
+                rows,
+            );
+            let mut seen = self.seen.borrow_mut();
+            let shapes = seen.entry(table.tensor().dims()).or_default();
+            shapes.insert(format!("{values:?}"));
+        }
+        self.model.forward(input, cache)
+    }
+}
+
+/// What a recording would freeze is the same for every step of a size, whatever its lengths, slots and blocks: so no
+/// plan can depend on them.
+#[test]
+fn the_host_sees_nothing_of_a_step_but_its_size() {
+    let _guard = one_at_a_time();
+    let target = targets().remove(0);
+    let seen = Rc::default();
+    let model = Spy {
+        model: tiny::load(&target.device),
+        seen: Rc::clone(&seen),
+    };
+    let config = workload::config(decode(DecodeGraphs::Emulated));
+    let mut workload = Workload::new(Engine::new(Box::new(model), config).unwrap());
+    for _ in 0..120 {
+        workload.step();
+    }
+    let seen = seen.borrow();
+    assert!(seen.len() > 4, "{:?}", seen.keys());
+    for (shape, values) in seen.iter() {
+        assert_eq!(values.len(), 1, "{shape:?}: {values:?}");
     }
 }
 
