@@ -1,74 +1,26 @@
-//! The loop: schedule, build, run, sample, update.
+//! The engine's face: requests in, events out. What happens in a step is in `engine/step.rs`.
 
 mod generate;
+mod step;
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::rc::Rc;
-use std::time::Instant;
 
-use burn_paged::{CaptureError, MetadataError, PagedKvCache};
+use burn_paged::PagedKvCache;
 use burn_paged_kv_cache::{BlockManager, BlockManagerConfig};
 use burn_paged_model::{CausalLm, ModelSpec};
 
 use crate::config::geometry;
-use crate::decode::{DecodeShape, DecodeShapes, DecodeWords};
+use crate::decode::{DecodeShapes, DecodeWords};
 use crate::generation::Generation;
-use crate::runner::{Launched, Runner, SampledRows};
-use crate::scheduler::{ScheduledBatch, ScheduledSequence, Scheduler};
-use crate::sequence::{RunningSequence, Sequence};
+use crate::runner::Runner;
+use crate::scheduler::Scheduler;
+use crate::sequence::Sequence;
 use crate::{
-    Detokenizer, EngineConfig, EngineError, EngineLimits, EngineMetrics, FinishReason,
-    GenerationError, Request, RequestError, RequestId, SequenceSummary, StepSummary, TokenEvent,
-    batch,
+    Detokenizer, EngineConfig, EngineError, EngineLimits, EngineMetrics, FinishReason, Request,
+    RequestError, RequestId, StepSummary, TokenEvent,
 };
-
-/// Why a step gave no tokens.
-enum StepError {
-    /// Its requests end.
-    Failed(GenerationError),
-    /// The contents of the cache are gone; the requests are not.
-    CacheLost(CaptureError),
-}
-
-impl From<GenerationError> for StepError {
-    fn from(error: GenerationError) -> Self {
-        Self::Failed(error)
-    }
-}
-
-impl From<MetadataError> for StepError {
-    fn from(error: MetadataError) -> Self {
-        Self::Failed(error.into())
-    }
-}
-
-impl From<CaptureError> for StepError {
-    fn from(error: CaptureError) -> Self {
-        match error {
-            CaptureError::Failed { .. } => Self::CacheLost(error),
-            error => Self::Failed(GenerationError::Device(error.to_string())),
-        }
-    }
-}
-
-/// The shape that a batch decodes in; `None` if it is not a decode of every sequence in it, or needs logits on the host.
-fn decode_shape(
-    runner: &Runner,
-    batch: &ScheduledBatch,
-    running: &[RunningSequence],
-    requests: &[&Generation],
-) -> Option<DecodeShape> {
-    let sequences = &batch.sequences;
-    let decodes = |scheduled: &ScheduledSequence| scheduled.num_tokens == 1 && scheduled.samples;
-    let is_decode = requests.len() == sequences.len() && sequences.iter().all(decodes);
-    if !is_decode || requests.iter().any(|request| request.needs_logits()) {
-        return None;
-    }
-    let blocks = |scheduled: &ScheduledSequence| running[scheduled.index].blocks.block_ids().len();
-    let max_blocks = sequences.iter().map(blocks).max()?;
-    runner.decode_shape(sequences.len(), max_blocks)
-}
 
 /// Runs many requests over one model and one paged cache.
 ///
@@ -307,141 +259,6 @@ impl Engine {
         self.scheduler.reset_prefix_cache();
     }
 
-    fn run_step(&mut self, events: &mut Vec<TokenEvent>) {
-        let begin = Instant::now();
-        let batch = self.scheduler.schedule();
-        self.counters.time.schedule += begin.elapsed();
-        self.counters.preemptions += batch.preempted.len() as u64;
-        if !batch.preempted.is_empty() {
-            self.next_words = None;
-        }
-        self.note_step(&batch);
-        for (id, error) in &batch.failed {
-            log::error!("request {id} ends: {error}");
-            events.extend(self.end(*id, FinishReason::Error(error.clone().into())));
-        }
-        if batch.sequences.is_empty() {
-            return;
-        }
-        match self.run_batch(&batch) {
-            Ok(rows) => self.update(&batch, rows, events),
-            Err(StepError::Failed(error)) => self.fail_batch(&batch, &error, events),
-            Err(StepError::CacheLost(error)) => self.lose_cache(&error),
-        }
-    }
-
-    /// Runs the model and samples a row for each sequence of the batch that is complete.
-    fn run_batch(&mut self, batch: &ScheduledBatch) -> Result<SampledRows, StepError> {
-        let Self {
-            scheduler,
-            runner,
-            generations,
-            counters,
-            next_words,
-            ..
-        } = self;
-        let begin = Instant::now();
-        let sampling = batch.sequences.iter().filter(|sequence| sequence.samples);
-        let requests: Vec<&Generation> = sampling
-            .filter_map(|sequence| generations.get(&sequence.id))
-            .collect();
-        let running = scheduler.running();
-        let geometry = runner.cache().geometry();
-        let shape = decode_shape(runner, batch, running, &requests);
-        let (launched, built) = match shape {
-            Some(shape) => {
-                let options = requests.iter().map(|request| request.sampler().options());
-                let words = next_words
-                    .take()
-                    .filter(|words| words.are_for(shape, batch))
-                    .unwrap_or_else(|| DecodeWords::new(shape, batch, running))
-                    .finish(batch, running, options, geometry)?;
-                let built = Instant::now();
-                (Launched::Ids(runner.decode(shape, words)?), built)
-            }
-            None => {
-                let device = &runner.spec().device;
-                let input = batch::model_input(batch, running, geometry, device)?;
-                let built = Instant::now();
-                (Launched::Logits(runner.forward(&input)), built)
-            }
-        };
-        let ran = Instant::now();
-        // The device works; what needs no token of it is done before one is waited for. The next step is most often a
-        // decode of the same sequences.
-        scheduler.mark_computed(batch);
-        *next_words = shape.map(|shape| DecodeWords::new(shape, batch, scheduler.running()));
-        let marked = Instant::now();
-        let rows = runner.sample(launched, &requests)?;
-        let time = &mut counters.time;
-        time.build += built - begin;
-        time.forward += ran - built;
-        time.update += marked - ran;
-        time.sample += marked.elapsed();
-        counters.steps += 1;
-        counters.fixed_decodes += u64::from(shape.is_some());
-        Ok(rows)
-    }
-
-    /// Gives each row to its request, and ends those that are done.
-    fn update(&mut self, batch: &ScheduledBatch, rows: SampledRows, events: &mut Vec<TokenEvent>) {
-        let begin = Instant::now();
-        let sampling = batch.sequences.iter().filter(|sequence| sequence.samples);
-        let first_event = events.len();
-        for (scheduled, row) in sampling.zip(rows) {
-            let Some(generation) = self.generations.get_mut(&scheduled.id) else {
-                continue;
-            };
-            let event = match row {
-                Ok(sampled) => {
-                    self.scheduler.push_token(scheduled.index, sampled.token);
-                    generation.accept(sampled)
-                }
-                Err(error) => {
-                    log::error!("request {} ends: {error}", scheduled.id);
-                    generation.close(FinishReason::Error(error))
-                }
-            };
-            events.push(event);
-        }
-        // Only now, because removing a sequence moves the indices of those behind it.
-        for event in &events[first_event..] {
-            if event.finish.is_some() {
-                self.forget(event.request_id);
-            }
-        }
-        self.counters.time.update += begin.elapsed();
-    }
-
-    /// Ends every request of a batch whose results are lost.
-    fn fail_batch(
-        &mut self,
-        batch: &ScheduledBatch,
-        error: &GenerationError,
-        events: &mut Vec<TokenEvent>,
-    ) {
-        log::error!(
-            "a step of {} sequences failed: {error}",
-            batch.sequences.len()
-        );
-        for scheduled in &batch.sequences {
-            events.extend(self.end(scheduled.id, FinishReason::Error(error.clone())));
-        }
-        // What the step wrote is unknown, so no block may be trusted as a prefix any more.
-        self.scheduler.reset_prefix_cache();
-    }
-
-    /// After a capture broke: goes on with an empty cache and without graphs. Every running sequence is computed again.
-    fn lose_cache(&mut self, error: &CaptureError) {
-        self.next_words = None;
-        let num_preempted = self.scheduler.preempt_all();
-        self.counters.preemptions += num_preempted as u64;
-        log::error!(
-            "{error}; decodes run kernel by kernel from now on, and {num_preempted} sequences are computed again"
-        );
-        self.runner.renew_cache();
-    }
-
     /// Ends a live request with an event of its own.
     fn end(&mut self, id: RequestId, reason: FinishReason) -> Option<TokenEvent> {
         let event = self.generations.get_mut(&id)?.close(reason);
@@ -455,29 +272,6 @@ impl Engine {
         self.scheduler.remove(id);
         self.generations.remove(&id);
         self.counters.finished += 1;
-    }
-
-    fn note_step(&mut self, batch: &ScheduledBatch) {
-        let running = self.scheduler.running();
-        let summary = batch.sequences.iter().map(|scheduled| SequenceSummary {
-            request_id: scheduled.id,
-            num_tokens: scheduled.num_tokens,
-            num_blocks: running[scheduled.index].blocks.block_ids().len(),
-            sampled: scheduled.samples,
-        });
-        self.last_step.sequences.clear();
-        self.last_step.sequences.extend(summary);
-        self.last_step.preempted.clone_from(&batch.preempted);
-        for scheduled in &batch.sequences {
-            let running = &running[scheduled.index];
-            match running.is_decode() {
-                true => self.counters.decode_tokens += 1,
-                false => self.counters.prefill_tokens += scheduled.num_tokens as u64,
-            }
-            if let Some(generation) = self.generations.get_mut(&scheduled.id) {
-                generation.set_cached_tokens(running.sequence.num_cached_tokens.unwrap_or(0));
-            }
-        }
     }
 
     fn unused_id(&mut self) -> RequestId {

@@ -23,7 +23,7 @@
 //! - `sampler.rs`, `penalties.rs`: a row of logits to a token
 //! - `generation.rs`, `text.rs`, `stop_strings.rs`: the answer as it grows, and when it ends
 //! - `output.rs`: [`TokenEvent`], [`FinishReason`], [`Completion`]
-//! - `engine.rs`: the loop; `engine/generate.rs`: whole answers; `metrics.rs`: what it says of itself; `error.rs`: what is refused
+//! - `engine.rs`: requests in, events out; `engine/step.rs`: the loop; `engine/generate.rs`: whole answers; `metrics.rs`: what it says of itself; `error.rs`: what is refused
 //! - `testing/`: a fake model that reads its history back through the cache
 //!
 //! # What counts as a token of an answer

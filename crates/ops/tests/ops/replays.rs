@@ -1,11 +1,10 @@
-//! Steps whose values are on the device alone: words at a fixed place, metadata with bounds, recordings of them.
+//! Steps whose values are on the device alone: words at a fixed place, metadata with bounds.
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_paged::{
-    AttentionMetadata, AttentionMetadataBuilder, AttentionOptions, CacheGeometry, CaptureError,
-    ImplementedBy, LayerKv, ReplayedDecode, SAMPLING_WORDS, SamplingOptions, SequenceStep,
-    StepWords, capture, gather_kv, implemented_by, paged_attention_with_lse, sample,
-    sample_by_words, samples_on_device, supports_capture,
+    AttentionMetadata, AttentionMetadataBuilder, AttentionOptions, CacheGeometry, ImplementedBy,
+    LayerKv, ReplayedDecode, SAMPLING_WORDS, SamplingOptions, SequenceStep, StepWords, gather_kv,
+    implemented_by, paged_attention_with_lse, sample, sample_by_words, samples_on_device,
 };
 
 use crate::devices::{Random, devices, host};
@@ -207,35 +206,5 @@ fn rows_are_sampled_by_words_as_by_options() {
             || drop(sample_by_words(logits, &words.view(0, [2, SAMPLING_WORDS]))),
             &["[2, 8]", "[3, 8]"],
         );
-    }
-}
-
-/// A device either records, and then a replay reads what was written after the recording, or says why it does not.
-#[test]
-fn a_device_records_or_says_why_not() {
-    for (name, device) in devices() {
-        let supported = supports_capture(&device);
-        if name == "cuda" {
-            assert_eq!(supported, Ok(()));
-        }
-        let mut words = StepWords::new(128, &device);
-        words.write(vec![1; 128]);
-        let step = || words.view::<1>(0, [128]).mul_scalar(3);
-        match capture(&device, step) {
-            Ok(graph) => {
-                assert_eq!(supported, Ok(()), "{name}");
-                for value in [2, 5] {
-                    words.write(vec![value; 128]);
-                    // SAFETY: the words and the graph are alive, and all of it happens on this thread.
-                    unsafe { graph.replay() }.unwrap();
-                    let found = ints(graph.output().clone());
-                    assert_eq!(found, [3 * value; 128], "{name}");
-                }
-            }
-            Err(CaptureError::Unsupported { reason }) => {
-                assert!(supported.is_err() && !reason.is_empty(), "{name}");
-            }
-            Err(error) => panic!("{name}: {error}"),
-        }
     }
 }
