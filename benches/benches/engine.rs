@@ -172,7 +172,9 @@ fn engine(args: &Args) -> Result<Engine, Box<dyn std::error::Error>> {
     let model = load_model(&[burn_paged_llama::FAMILY], &checkpoint, &options)?;
     let longest = 2 * args.longest;
     let max_model_len = longest.min(model.spec().max_positions);
-    let cache_tokens = args.cache_tokens.unwrap_or(args.requests * longest);
+    // Whole blocks, and one that the scheduler keeps free for each running sequence.
+    let each = longest.next_multiple_of(args.block_size) + args.block_size;
+    let cache_tokens = args.cache_tokens.unwrap_or(args.requests * each);
     let config = EngineConfig {
         block_size: args.block_size,
         cache_size: CacheSize::Tokens(cache_tokens),
