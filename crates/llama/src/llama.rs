@@ -283,7 +283,10 @@ impl CausalLm for Llama {
                 (&self.spec.device, self.spec.dtype),
             );
         }
-        let rows = |x: Tensor<2>| x.select(0, wanted.clone()); // [num_logits, hidden_size]
+        let rows = |x: Tensor<2>| match wanted.dims()[0] == x.dims()[0] {
+            true => x,
+            false => x.select(0, wanted.clone()), // [num_logits, hidden_size]
+        };
         let (hidden, _) = self.norm.forward_residual(rows(hidden), residual.map(rows));
         self.lm_head.forward(hidden) // [num_logits, vocab_size]
     }

@@ -14,6 +14,7 @@
 //! | [`merge_attention`] | joins two partial results by their log-sum-exp |
 //! | [`rms_norm`], [`add_rms_norm`], [`rotary`], [`rotary_and_store`], [`silu_and_mul`], [`linear`], [`gated_linear`], [`embedding`] | the rest of a decoder layer |
 //! | [`greedy`], [`sample`] | logits to token ids; [`sampling`] has the host form |
+//! | [`capture()`], [`StepWords`], [`AttentionMetadata::for_replays`] | a decode that the device runs again as one piece |
 //!
 //! Each has a slow twin in [`mod@reference`] in plain tensor ops, which is the oracle of the tests and runs on backends
 //! without an implementation of their own.
@@ -31,6 +32,7 @@
 //! [`MetadataError`] and [`CacheError`].
 
 mod backends;
+mod capture;
 mod check;
 mod functions;
 mod ops;
@@ -38,6 +40,7 @@ pub mod reference;
 pub mod sampling;
 mod types;
 
+pub use capture::{CaptureError, CapturedStep, capture, supports_capture};
 pub use functions::*;
 pub use ops::{ImplementedBy, InferenceOps, implemented_by};
 pub use types::*;

@@ -4,7 +4,7 @@ use burn::backend::{
     cubecl::dtype_to_storage_type,
     tensor::{FloatTensor, IntTensor},
 };
-use burn::tensor::{DType, Shape};
+use burn::tensor::{Bytes, DType, Shape};
 use burn_cubecl::{
     CubeBackend, kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype,
     tensor::CubeTensor,
@@ -14,6 +14,8 @@ use burn_paged_kernels::{
     PartialAttention, TensorRef,
 };
 use cubecl::prelude::Client;
+
+use cubecl::server::Handle;
 
 use crate::{AttentionOptions, ops::InferenceOps};
 
@@ -377,6 +379,29 @@ impl InferenceOps for CubeBackend {
         ));
         ids
     }
+
+    fn write_words(words: IntTensor<Self>, values: Vec<i32>) -> IntTensor<Self> {
+        // Into the allocation itself, shared or not: a captured step reads it where it lies. The write takes its place in
+        // the queue of the stream, behind what reads the old values.
+        let handle = words_handle(&words, 0, values.len());
+        words.client.write(&handle, Bytes::from_elems(values));
+        words
+    }
+
+    fn view_words(words: IntTensor<Self>, start: usize, shape: Vec<usize>) -> IntTensor<Self> {
+        // Not Burn's slice, which copies where the end of the view is not aligned.
+        let handle = words_handle(&words, start, shape.iter().product());
+        let (client, device) = (words.client.clone(), words.device.clone());
+        CubeTensor::new_contiguous(client, device, Shape::from(shape), handle, words.dtype)
+    }
+}
+
+/// The memory of `count` words from `start` on.
+fn words_handle(words: &CubeTensor, start: usize, count: usize) -> Handle {
+    let bytes = |words: usize| (words * size_of::<i32>()) as u64;
+    let rest = words.meta.num_elements() - start - count;
+    let handle = words.handle.clone().offset_start(bytes(start));
+    handle.offset_end(bytes(rest))
 }
 
 /// Whether our product with weights of this shape is the one to use: on a processor, where Burn's own finds no kernel that

@@ -15,4 +15,4 @@ pub use layer::{
     GATE_TURN, add_rms_norm, embedding, gated_linear, has_gated_linear, in_turns, linear, rms_norm,
     rotary, silu_and_mul,
 };
-pub use sample::{greedy, sample};
+pub use sample::{greedy, sample, sample_by_words, samples_on_device};

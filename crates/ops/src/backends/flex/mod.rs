@@ -8,6 +8,7 @@
 //! - `merge.rs`: two results of attention into one
 //! - `cache.rs`, `layer.rs`: store and gather; norms, rotary, SiLU
 //! - `sample.rs`: logits to token ids
+//! - `words.rs`: the words of a step
 
 mod attention;
 mod cache;
@@ -18,6 +19,7 @@ mod merge;
 mod sample;
 mod simd;
 mod view;
+mod words;
 
 use burn::backend::{
     Flex, TensorMetadata,
@@ -196,5 +198,13 @@ impl InferenceOps for Flex {
     fn sample(logits: FloatTensor<Self>, options: IntTensor<Self>) -> IntTensor<Self> {
         use sample::sample;
         with_element!(logits.dtype(), sample(&logits, &options))
+    }
+
+    fn write_words(words: IntTensor<Self>, values: Vec<i32>) -> IntTensor<Self> {
+        words::write(words, &values)
+    }
+
+    fn view_words(words: IntTensor<Self>, start: usize, shape: Vec<usize>) -> IntTensor<Self> {
+        words::view(&words, start, shape)
     }
 }
