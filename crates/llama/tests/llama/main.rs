@@ -4,5 +4,6 @@ mod common;
 mod loading;
 mod numbers;
 mod paths;
+mod random;
 mod real_model;
 mod refusals;
