@@ -22,7 +22,8 @@
 //!
 //! # Features
 //! None by default: a binary chooses the runtime. `cpu`, `cuda`, `cuda-hopper` (CUDA through the CUDA
-//! C++ compiler), `vulkan`, `metal`, `wgpu` and `rocm` link one, for tests and benches.
+//! C++ compiler), `vulkan`, `metal`, `wgpu` and `rocm` link one, for tests and benches. `persistence` lets a
+//! program keep compiled kernels on disk (`keep_compiled_kernels`), and builds a database for it.
 //!
 //! # Examples
 //! ```no_run
@@ -52,6 +53,8 @@ mod error;
 mod gather_kv;
 mod greedy;
 mod grid;
+#[cfg(feature = "persistence")]
+mod kernel_cache;
 mod launcher;
 mod layout;
 mod linear;
@@ -78,6 +81,8 @@ pub use error::KernelError;
 pub use gather_kv::gather_kv;
 pub use greedy::greedy;
 pub use grid::Grid;
+#[cfg(feature = "persistence")]
+pub use kernel_cache::keep_compiled_kernels;
 pub use launcher::Launcher;
 pub use linear::linear;
 pub use merge_attention::{PartialAttention, merge_attention};
