@@ -1,8 +1,10 @@
 //! What the tests share.
 //!
 //! - `tiny`: configurations and random weights; `files`, `gguf`: checkpoints of them on disk;
-//! - `oracle`: the same model as host loops in f64; `run`: steps of a loaded model; `log_capture`: warnings.
+//! - `oracle`: the same model as host loops in f64; `run`: steps of a loaded model; `log_capture`: warnings;
+//! - `allocator`: how much memory loading takes.
 
+pub(crate) mod allocator;
 pub(crate) mod files;
 pub(crate) mod gguf;
 pub(crate) mod log_capture;
