@@ -215,7 +215,7 @@ impl Llama {
         };
 
         let spec = ModelSpec {
-            architecture: architecture(loader.checkpoint().config()).to_owned(),
+            architecture: architecture(loader.config_json()).to_owned(),
             num_layers: config.num_hidden_layers,
             num_kv_heads: config.num_kv_heads(),
             head_dim: config.head_dim(),
@@ -240,9 +240,8 @@ fn load_rope(
     loader: &mut WeightLoader<'_>,
     config: &LlamaConfig,
 ) -> Result<(RotaryTable, usize), LoadError> {
-    let rope =
-        RopeConfig::from_config(loader.checkpoint().config(), config.max_position_embeddings)
-            .map_err(|source| loader.config_error(source))?;
+    let rope = RopeConfig::from_config(loader.config_json(), config.max_position_embeddings)
+        .map_err(|source| loader.config_error(source))?;
     let max_positions = loader.max_positions(rope.max_positions())?;
     LlamaConfig::validate_positions(max_positions).map_err(|source| loader.config_error(source))?;
     let mut frequencies = rope

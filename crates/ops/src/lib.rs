@@ -23,7 +23,7 @@
 //!
 //! No backend by default. `flex` (pure Rust), `cpu` (CubeCL's JIT CPU runtime), `cuda`, `cuda-hopper` (CUDA through the
 //! CUDA C++ compiler), `vulkan`, `metal`, `wgpu`, `rocm`: one per runtime, named as in Burn. `fusion`: Burn's kernel
-//! fusion around the ops.
+//! fusion around the ops. `persistence`: `keep_compiled_kernels`, with which a program finds compiled kernels on disk.
 //!
 //! # Errors
 //!
@@ -40,6 +40,8 @@ pub mod reference;
 pub mod sampling;
 mod types;
 
+#[cfg(feature = "persistence")]
+pub use burn_paged_kernels::keep_compiled_kernels;
 pub use capture::{CaptureError, CapturedStep, capture, supports_capture};
 pub use functions::*;
 pub use ops::{ImplementedBy, InferenceOps, implemented_by};
