@@ -24,9 +24,8 @@
 //! # Features
 //! None by default: a binary chooses the runtime. `cpu`, `cuda`, `cuda-hopper` (CUDA through the CUDA
 //! C++ compiler, with the kernels for Hopper), `vulkan`, `metal`, `wgpu` and `rocm` link one, for tests and benches.
-//! `hopper` compiles the kernels for Hopper in, for a runtime that something else links.
-//! C++ compiler), `vulkan`, `metal`, `wgpu` and `rocm` link one, for tests and benches. `persistence` lets a
-//! program keep compiled kernels on disk (`keep_compiled_kernels`), and builds a database for it.
+//! `hopper` compiles the kernels for Hopper in, for a runtime that something else links. `persistence` lets a program
+//! keep compiled kernels on disk (`keep_compiled_kernels`), and builds a database for it.
 //!
 //! # Examples
 //! ```no_run
