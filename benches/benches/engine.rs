@@ -1,6 +1,7 @@
 //! Many requests at once through the whole engine: tokens per second, and what the engine costs beside the model.
 //!
-//! Run with: cargo bench -p burn-paged-benches --bench engine -- --model FILE.gguf [--device cuda] [--graphs off]
+//! Run with: cargo bench -p burn-paged-benches --bench engine -- --model FILE.gguf | --random llama3.2-1b
+//! [--device cuda] [--graphs off]
 //!
 //! The requests are those of nano-vllm's `bench.py`: 256 prompts of 100 to 1,024 random tokens, each continued by 100 to
 //! 1,024 tokens at temperature 0.6, all of them there from the start; here with a generator of our own and its seed.
@@ -10,21 +11,26 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
-use burn_paged_benches::{Report, Row, median};
+use burn_paged_benches::kernel::{Shapes, Sizes};
+use burn_paged_benches::{keep_compiled_kernels, median};
 use burn_paged_checkpoint::Checkpoint;
 use burn_paged_engine::{
     CacheSize, DecodeConfig, DecodeGraphs, Engine, EngineConfig, EngineMetrics, Request,
     SamplingParams, StepTimes, StopConditions,
 };
-use burn_paged_model::{LoadOptions, ModelDType, load_model};
+use burn_paged_model::{CausalLm, LoadOptions, ModelDType, RandomWeights, load_model};
 use clap::{Parser, ValueEnum};
+use serde_json::json;
 
 /// Tokens per second of many requests, beside the sum of the model's own steps.
 #[derive(Debug, Parser)]
 struct Args {
     /// Model: a GGUF file or a Hugging Face folder.
-    #[arg(long)]
-    model: PathBuf,
+    #[arg(long, required_unless_present = "random")]
+    model: Option<PathBuf>,
+    /// A model of shapes.json with random weights, made on the device, in place of a file.
+    #[arg(long, conflicts_with = "model")]
+    random: Option<String>,
     /// Device: flex, cpu, cuda.
     #[arg(long, default_value = "flex")]
     device: String,
@@ -117,8 +123,19 @@ impl Step {
     }
 }
 
+/// What a run gives.
+struct Report {
+    /// Answer tokens per second.
+    rate: f64,
+    /// The same tokens over the sum of the model's own steps.
+    model_rate: f64,
+    /// Lines that say more.
+    notes: Vec<String>,
+}
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args = Args::parse();
+    keep_compiled_kernels();
     let mut engine = engine(&args)?;
     let begin = Instant::now();
     engine.capture_decodes(|_, _| ());
@@ -145,7 +162,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let total = begin.elapsed();
 
-    let mut report = report(&args, &engine, &steps, num_tokens, total);
+    let mut report = report(&engine, &steps, num_tokens, total);
     let metrics = engine.metrics();
     report.notes.push(format!(
         "{} requests, {num_prompt_tokens} prompt tokens, {num_tokens} answer tokens, {} preemptions, {:.2} s",
@@ -159,17 +176,32 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         metrics.decode_graphs,
         captured.as_secs_f64()
     ));
-    println!("{report}");
+    let Report {
+        rate,
+        model_rate,
+        notes,
+    } = report;
+    println!(
+        "{rate:.0} answer tokens per second on {}; the model's own steps alone give {model_rate:.0}: the engine costs {:.1} %",
+        args.device,
+        100.0 * (1.0 - rate / model_rate)
+    );
+    notes.iter().for_each(|note| println!("{note}"));
     if let Some(path) = &args.json {
-        std::fs::write(path, serde_json::to_vec_pretty(&report.to_json())?)?;
+        let json = json!({
+            "bench": "engine",
+            "device": args.device,
+            "tokens_per_s": rate,
+            "model_tokens_per_s": model_rate,
+            "notes": notes,
+        });
+        std::fs::write(path, serde_json::to_vec_pretty(&json)?)?;
     }
     Ok(())
 }
 
 fn engine(args: &Args) -> Result<Engine, Box<dyn std::error::Error>> {
-    let checkpoint = Checkpoint::open(&args.model)?;
-    let options = LoadOptions::new(device(&args.device)?).with_dtype(args.dtype);
-    let model = load_model(&[burn_paged_llama::FAMILY], &checkpoint, &options)?;
+    let model = model(args)?;
     let longest = 2 * args.longest;
     let max_model_len = longest.min(model.spec().max_positions);
     // Whole blocks, and one that the scheduler keeps free for each running sequence.
@@ -193,6 +225,21 @@ fn engine(args: &Args) -> Result<Engine, Box<dyn std::error::Error>> {
         ..Default::default()
     };
     Ok(Engine::new(model, config)?)
+}
+
+fn model(args: &Args) -> Result<Box<dyn CausalLm>, Box<dyn std::error::Error>> {
+    let options = LoadOptions::new(device(&args.device)?).with_dtype(args.dtype);
+    let families = &[burn_paged_llama::FAMILY];
+    if let Some(path) = &args.model {
+        let checkpoint = Checkpoint::open(path)?;
+        return Ok(load_model(families, &checkpoint, &options)?);
+    }
+    let name = args.random.as_deref().unwrap_or_default();
+    let shapes = Shapes::new(Sizes::Full)?;
+    let model = shapes.models.iter().find(|model| model.name == name);
+    let model = model.ok_or_else(|| format!("no model {name:?} in shapes.json"))?;
+    let random = RandomWeights::new(model.config(), args.seed);
+    Ok(load_model(families, &random, &options)?)
 }
 
 fn device(name: &str) -> Result<Device, String> {
@@ -232,24 +279,13 @@ fn requests(args: &Args, engine: &Engine, count: usize, seed: u64) -> Vec<Reques
     (0..count).map(request).collect()
 }
 
-fn report(
-    args: &Args,
-    engine: &Engine,
-    steps: &[Step],
-    num_tokens: usize,
-    total: Duration,
-) -> Report {
-    let mut report = Report::default();
+fn report(engine: &Engine, steps: &[Step], num_tokens: usize, total: Duration) -> Report {
     let model: Duration = steps.iter().map(|step| step.launch + step.wait).sum();
-    report.rows.push(Row {
-        case: format!("{} requests, answers", args.requests),
-        by: args.device.clone(),
+    let mut report = Report {
         rate: num_tokens as f64 / total.as_secs_f64(),
-        unit: "tok/s",
-        floor_rate: num_tokens as f64 / model.as_secs_f64(),
-        bound: "the model's own steps",
-    });
-
+        model_rate: num_tokens as f64 / model.as_secs_f64(),
+        notes: Vec::new(),
+    };
     let mut sizes = vec![1, 8, 32, 64, 128, engine.limits().max_num_seqs];
     sizes.retain(|size| *size <= engine.limits().max_num_seqs);
     sizes.dedup();
