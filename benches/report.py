@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Joins results of the kernel benches with those of peers: a Markdown table and a plot for each group of cases.
+"""Joins results of the benches with those of peers: a Markdown table and a plot for each group of cases.
 
     python3 benches/report.py FILE.json.. [--out DIR] [--title TEXT]
 
 Each file is one of, in any order, told apart by what is in it:
-  - a report of the benches `attention`, `cache` and `layer` (`--json`): has a header
+  - a report of the benches `attention`, `cache`, `layer` and `llama` (`--json`): has a header
   - results of a peers' script: has rows of `anchor`, and the name of the script
   - ceilings that the peers measured: has `copy_gbps`
 Writes DIR/report.md and DIR/GROUP.svg; needs nothing but Python.
@@ -30,28 +30,38 @@ class Row:
     def __init__(self, group, case, who, ours, raw, device="", description=""):
         self.group, self.case, self.who, self.ours = group, case, who, ours
         self.device, self.description = device, description
-        self.us, self.tflops, self.gbps = raw.get("us"), raw.get("tflops"), raw.get("gbps")
+        # Steps of whole models are in milliseconds.
+        self.us = raw["ms"] * 1e3 if "ms" in raw else raw.get("us")
+        self.tflops, self.gbps, self.tokens_per_s = raw.get("tflops"), raw.get("gbps"), raw.get("tokens_per_s")
         self.ok = raw.get("ok", True)
         self.error = raw.get("error")
         self.page, self.dtype = raw.get("page"), raw.get("dtype", PEER_DTYPE)
-        self.path, self.fraction = raw.get("path", ""), raw.get("fraction")
+        self.path, self.fraction = raw.get("path") or raw.get("by", ""), raw.get("fraction")
         self.host_bound = raw.get("host_bound", False)
 
     @property
     def value(self):
-        return self.tflops if unit(self.group) == "TFLOP/s" else self.gbps
+        return {"TFLOP/s": self.tflops, "GB/s": self.gbps, "tokens/s": self.tokens_per_s}[unit(self.group)]
 
 
 def unit(group):
+    if group.startswith("model "):
+        return "tokens/s"
     return "TFLOP/s" if group in FLOPS_KINDS else "GB/s"
 
 
 def group_of(raw):
+    if "model" in raw:
+        # A peer's whole program decodes the same batches as its bare model does.
+        return f"model {'decode' if raw['kind'] == 'hf-generate' else raw['kind']}"
     return f"layer {raw['op']}" if raw["kind"] == "layer" else raw["kind"]
 
 
 def case_of(raw):
-    """Peers name cases of the cache by their tokens."""
+    """Peers name cases of the cache by their tokens, and those of models by batch and length."""
+    if "model" in raw:
+        size = f"{raw['batch']}x{raw['tokens']}" if "tokens" in raw else f"b{raw['batch']}c{raw['context']}"
+        return f"{raw['model']} {size}"
     case = raw.get("case") or f"T={raw.get('tokens')}"
     return f"{raw.get('head', '')} {case}".strip()
 
@@ -77,12 +87,14 @@ class Results:
         self.headers.append(header)
         devices = {d["name"]: d.get("description", "") for d in header.get("devices", [])}
         for raw in data["rows"]:
-            who = " ".join(x for x in (raw["device"], raw.get("layout"), "" if raw["dtype"] == PEER_DTYPE else raw["dtype"]) if x)
+            who = " ".join(x for x in (raw["device"], raw.get("layout") or raw.get("by"), "" if raw["dtype"] == PEER_DTYPE else raw["dtype"]) if x)
             self.take(Row(group_of(raw), case_of(raw), who, True, raw, raw["device"], devices.get(raw["device"], "")))
 
     def take_peers(self, data):
         self.ceilings = self.ceilings or data.get("ceilings")
         for raw in data["rows"]:
+            if raw["anchor"] == "check":  # A peer's look at its own results.
+                continue
             # A row without a kind says that a peer could not be loaded at all, one of "all" that a case was left out.
             if "kind" in raw and raw["anchor"] != "all":
                 self.take(Row(group_of(raw), case_of(raw), raw["anchor"], False, raw))
@@ -111,7 +123,7 @@ class Results:
 
     def fraction(self, row):
         """Part of the ceiling: measured in our run, else by the peers on the same device."""
-        if row.fraction is not None or self.ceilings is None or self.comparable(row, row):
+        if row.fraction is not None or self.ceilings is None or self.comparable(row, row) or unit(row.group) == "tokens/s":
             return row.fraction
         top = self.ceilings["matmul_tflops" if unit(row.group) == "TFLOP/s" else "copy_gbps"]
         return row.value / top if top else None

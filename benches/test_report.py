@@ -31,6 +31,17 @@ def peer_row(anchor, us, **changes):
     return {**row, **changes}
 
 
+def our_model_row(**changes):
+    row = dict(kind="decode", model="llama3-8b", batch=8, context=1024, device="cuda", by="engine", weights="random", dtype="bf16", page=16)
+    row.update(ms=5.0, tokens_per_s=1600.0, floor_ms=4.0, fraction=0.8)
+    return {**row, **changes}
+
+
+def peer_model_row(**changes):
+    row = dict(kind="decode", model="llama3-8b", batch=8, context=1024, anchor="torch-llama", attention="fi_tc", ms=4.5, tokens_per_s=1777.0, floor_ms=4.0)
+    return {**row, **changes}
+
+
 class Report(unittest.TestCase):
     def run_on(self, *files):
         """The report and the names of all files that were written."""
@@ -103,6 +114,23 @@ class Report(unittest.TestCase):
         text, files = self.run_on(ours(rows))
         self.assertEqual(files, ["layer-rms_norm.svg", "layer-silu_and_mul.svg", "report.md"])
         self.assertIn("## layer rms_norm: GB/s", text)
+
+    def test_steps_of_models_join_by_model_batch_and_length(self):
+        prefill = dict(kind="prefill", tokens=1024)
+        mine = [our_model_row(), our_model_row(by="model", ms=4.0, tokens_per_s=2000.0, fraction=1.0)]
+        mine.append({**our_model_row(ms=100.0, tokens_per_s=81920.0, fraction=0.5), **prefill})
+        del mine[2]["context"]
+        theirs = [peer_model_row(), peer_model_row(anchor="transformers", kind="hf-generate", ms=40.0, tokens_per_s=200.0)]
+        theirs.append({**peer_model_row(ms=90.0, tokens_per_s=91022.0), **prefill})
+        del theirs[2]["context"]
+        theirs.append(dict(anchor="check", model="llama3-8b", decode_vs_prefill=1e-2))
+        text, files = self.run_on(ours(mine), peers("llama_anchor", theirs))
+        line = self.line(text, "llama3-8b b8c1024")
+        self.assertEqual(line, ["llama3-8b b8c1024", "1600", "2000", "1777", "200", "4000", "model", "100%", "torch-llama", "4500", "1.12"])
+        self.assertEqual(self.line(text, "llama3-8b 8x1024")[-6:], ["100000", "engine", "50%", "torch-llama", "90000", "0.90"])
+        self.assertIn("## model decode: tokens/s", text)
+        self.assertNotIn("Not measured", text)
+        self.assertEqual(files, ["model-decode.svg", "model-prefill.svg", "report.md"])
 
     def test_a_file_of_another_kind_is_refused(self):
         with self.assertRaisesRegex(ValueError, "neither"):

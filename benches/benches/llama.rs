@@ -1,62 +1,140 @@
-//! Tokens per second of a Llama checkpoint, end to end through the engine.
+//! Tokens per second of a Llama model: through the engine, and of the model's steps alone.
 //!
-//! Run with: cargo bench -p burn-paged-benches --bench llama -- --model FILE.gguf [--json OUT.json]
-#![allow(clippy::print_stdout)] // A bench reports on the terminal.
+//! Run with: cargo bench -p burn-paged-benches --bench llama -- --model FILE.gguf
+//!       or: cargo bench -p burn-paged-benches --bench llama -- --random llama3.2-1b --device cuda
+#![allow(clippy::print_stdout, clippy::print_stderr)] // A bench reports on the terminal.
 
-use std::path::PathBuf;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Instant;
 
 use burn::tensor::Device;
-use burn_paged_benches::{Ceilings, Report, Row, median};
+use burn_paged_benches::kernel::{Model, ModelCase, Shapes, Sizes, Target, header};
+use burn_paged_benches::llama::{
+    self, Bare, Ceilings, Cost, DecodePlan, EngineRun, Kind, ModelReport, ModelRow, ModelSizes,
+    StepSeconds,
+};
 use burn_paged_checkpoint::Checkpoint;
-use burn_paged_engine::{CacheSize, Engine, EngineConfig, Request, StopConditions};
-use burn_paged_model::{LoadOptions, load_model};
+use burn_paged_engine::{CacheSize, Engine, EngineConfig};
+use burn_paged_model::{
+    CausalLm, LoadOptions, ModelDType, ModelSpec, RandomWeights, WeightSource, load_model,
+};
 use clap::Parser;
+use serde_json::{Value, json};
+
+/// Tokens of a step of the engine, at least.
+const BUDGET: usize = 8192;
+
+/// Seed of random weights.
+const SEED: u64 = 1;
 
 /// Tokens per second of prefill and decode, beside what the device allows.
 #[derive(Debug, Parser)]
 struct Args {
     /// Model: a GGUF file or a Hugging Face folder.
-    #[arg(long)]
-    model: PathBuf,
+    #[arg(long, required_unless_present = "random", conflicts_with = "random")]
+    model: Option<PathBuf>,
+    /// What results call the model; the name of its file if not given.
+    #[arg(long, requires = "model")]
+    name: Option<String>,
+    /// Models of shapes.json with random weights, made on the device: their names, or `all`.
+    #[arg(long, value_delimiter = ',')]
+    random: Vec<String>,
     /// Devices: flex, cpu, cuda.
     #[arg(long, value_delimiter = ',', default_value = "flex")]
     device: Vec<String>,
-    /// Prompt lengths in tokens.
-    #[arg(long, value_delimiter = ',', default_values_t = [128, 1024])]
-    prompt: Vec<usize>,
-    /// Sequences per batch.
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 8])]
-    batch: Vec<usize>,
-    /// Tokens decoded per sequence.
+    /// Dtype of weights, activations and cache: auto, f32, f16, bf16.
+    #[arg(long, default_value = "auto")]
+    dtype: ModelDType,
+    /// Batches of prompts, as 8x1024; those of shapes.json on a GPU, small ones on a processor if not given.
+    #[arg(long, value_delimiter = ',')]
+    prefill: Option<Vec<Batch>>,
+    /// Batches of decodes, as 8x1024 for 8 sequences of 1024 tokens each; as for prefill if not given.
+    #[arg(long, value_delimiter = ',')]
+    decode: Option<Vec<Batch>>,
+    /// Runs only cases whose name has this in it, such as decode, b128 or engine; may be given more than once.
+    #[arg(long)]
+    filter: Vec<String>,
+    /// Decode steps of a window.
     #[arg(long, default_value_t = 32)]
-    decode: usize,
-    /// Runs per case, of which the median counts; one more warms up.
+    steps: usize,
+    /// Windows per case, of which the median counts.
     #[arg(long, default_value_t = 3)]
     runs: usize,
+    /// Tokens of a block of the cache; as in shapes.json if not given.
+    #[arg(long)]
+    page: Option<usize>,
+    /// Rate of a large matrix product, measured by others in the same run.
+    #[arg(long)]
+    matmul_tflops: Option<f64>,
     /// Writes the report as JSON, too.
     #[arg(long)]
     json: Option<PathBuf>,
+    /// Commit that the bench was built from, for the report.
+    #[arg(long, default_value = "")]
+    commit: String,
     /// Passed by `cargo bench`.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
+/// A batch on the command line.
+#[derive(Debug, Clone, Copy)]
+struct Batch(ModelCase);
+
+impl FromStr for Batch {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parsed = text.split_once('x').and_then(|(batch, tokens)| {
+            let (batch, tokens) = (batch.parse().ok()?, tokens.parse().ok()?);
+            (batch > 0 && tokens > 0).then_some(Self(ModelCase { batch, tokens }))
+        });
+        parsed.ok_or_else(|| format!("{text:?} is not SEQUENCESxTOKENS, as 8x1024"))
+    }
+}
+
+/// What is run on a device.
+struct Cases {
+    prefill: Vec<ModelCase>,
+    decode: Vec<ModelCase>,
+    page: usize,
+}
+
+/// A model and the device that it runs on.
+struct Subject<'a> {
+    args: &'a Args,
+    device: &'a str,
+    model: String,
+    weights: &'static str,
+    spec: ModelSpec,
+    sizes: ModelSizes,
+    ceilings: Ceilings,
+    cases: &'a Cases,
+}
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args = Args::parse();
-    let checkpoint = Checkpoint::open(&args.model)?;
-    let mut report = Report::default();
+    burn_paged_benches::keep_compiled_kernels();
+    let mut report = ModelReport::default();
+    let mut devices = Vec::new();
     for name in &args.device {
-        bench_device(&args, &checkpoint, name, &mut report)?;
+        devices.push(bench_device(&args, name, &mut report)?);
     }
+    report.header = header("llama", &args.commit, &devices);
     println!("{report}");
     if let Some(path) = &args.json {
         std::fs::write(path, serde_json::to_vec_pretty(&report.to_json())?)?;
     }
-    Ok(())
+    let failed = report.rows.iter().filter(|row| row.seconds.is_err());
+    match failed.count() {
+        0 => Ok(()),
+        count => Err(format!("{count} cases were not measured").into()),
+    }
 }
 
-fn device(name: &str) -> Result<Device, String> {
+fn open(name: &str) -> Result<Device, String> {
     match name {
         #[cfg(feature = "flex")]
         "flex" => Ok(Device::flex()),
@@ -68,140 +146,248 @@ fn device(name: &str) -> Result<Device, String> {
     }
 }
 
+/// Runs all models on a device; what the report says of the device.
 fn bench_device(
     args: &Args,
-    checkpoint: &Checkpoint,
     name: &str,
-    report: &mut Report,
-) -> Result<(), Box<dyn std::error::Error>> {
-    let device = device(name)?;
-    let ceilings = Ceilings::measure(&device);
-    report.notes.push(format!(
-        "{name}: copy {:.1} GB/s read + written, product {:.0} GFLOP/s",
-        ceilings.copy_bytes_per_s / 1e9,
-        ceilings.matmul_flop_per_s / 1e9
-    ));
-    let sizes = Sizes::of(checkpoint)?;
-    let model = load_model(
-        &[burn_paged_llama::FAMILY],
-        checkpoint,
-        &LoadOptions::new(device),
-    )?;
-    let longest = args.prompt.iter().max().copied().unwrap_or(1) + args.decode;
-    let most = args.batch.iter().max().copied().unwrap_or(1);
-    let config = EngineConfig {
-        cache_size: CacheSize::Tokens(most * (longest + 64)),
-        max_num_seqs: most,
-        // One step holds all prompts, so that prefill and decode do not mix.
-        max_num_batched_tokens: most * longest,
-        enable_prefix_caching: false,
-        seed: Some(1),
-        ..Default::default()
+    report: &mut ModelReport,
+) -> Result<Value, Box<dyn std::error::Error>> {
+    let target = Target::open(name)?;
+    let sizes = if target.is_cpu() {
+        Sizes::Small
+    } else {
+        Sizes::Full
     };
-    let mut engine = Engine::new(model, config)?;
-    for &batch in &args.batch {
-        for &prompt in &args.prompt {
-            let mut prefill = Vec::new();
-            let mut decode = Vec::new();
-            for run in 0..=args.runs {
-                let (first, rest) = run_once(&mut engine, batch, prompt, args.decode)?;
-                if run > 0 {
-                    prefill.push((batch * prompt) as f64 / first);
-                    decode.push((batch * (args.decode - 1)) as f64 / rest);
+    let shapes = Shapes::new(sizes)?;
+    let cases = |own: &Option<Vec<Batch>>, shared: &[ModelCase]| match own {
+        Some(own) => own.iter().map(|batch| batch.0).collect(),
+        None => shared.to_vec(),
+    };
+    let cases = Cases {
+        prefill: cases(&args.prefill, &shapes.model_prefill),
+        decode: cases(&args.decode, &shapes.model_decode),
+        page: args.page.unwrap_or(shapes.page_size),
+    };
+    let mut ceilings = None;
+    if let Some(path) = &args.model {
+        let checkpoint = Checkpoint::open(path)?;
+        let model = args.name.clone().unwrap_or_else(|| file_name(path));
+        let source = (&checkpoint).into();
+        bench_model(args, name, &model, source, &cases, &mut ceilings, report)?;
+    }
+    for model in wanted(&args.random, &shapes)? {
+        let random = RandomWeights::new(model.config(), SEED);
+        let source = (&random).into();
+        bench_model(
+            args,
+            name,
+            &model.name,
+            source,
+            &cases,
+            &mut ceilings,
+            report,
+        )?;
+    }
+    let ceilings = ceilings.ok_or("no model")?;
+    Ok(json!({
+        "name": name,
+        "description": target.description(),
+        "copy_gbps": ceilings.copy_bytes_per_s / 1e9,
+        "matmul_tflops": ceilings.matmul_flop_per_s / 1e12,
+        "timing": "wall",
+    }))
+}
+
+fn file_name(path: &Path) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    name.to_string_lossy().into_owned()
+}
+
+/// The models of these names.
+fn wanted<'a>(names: &[String], shapes: &'a Shapes) -> Result<Vec<&'a Model>, String> {
+    if names.iter().any(|name| name == "all") {
+        return Ok(shapes.models.iter().collect());
+    }
+    let find = |name: &String| {
+        let known = || {
+            let names = shapes.models.iter().map(|model| model.name.as_str());
+            names.collect::<Vec<_>>().join(", ")
+        };
+        let found = shapes.models.iter().find(|model| model.name == *name);
+        found.ok_or_else(|| format!("no model {name:?}; models: {}", known()))
+    };
+    names.iter().map(find).collect()
+}
+
+fn bench_model(
+    args: &Args,
+    device_name: &str,
+    name: &str,
+    source: WeightSource<'_>,
+    cases: &Cases,
+    ceilings: &mut Option<Ceilings>,
+    report: &mut ModelReport,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let device = open(device_name)?;
+    let sizes = ModelSizes::of(source.config())?;
+    let options = LoadOptions::new(device.clone()).with_dtype(args.dtype);
+    let begin = Instant::now();
+    let model = load_model(&[burn_paged_llama::FAMILY], source, &options)?;
+    device.sync().map_err(|error| format!("{error:?}"))?;
+    let loaded = begin.elapsed().as_secs_f64();
+    let spec = model.spec().clone();
+    let ceilings = match *ceilings {
+        Some(known) => known,
+        None => {
+            let given = args.matmul_tflops.map(|rate| rate * 1e12);
+            *ceilings.insert(Ceilings::measure(device_name, &device, spec.dtype, given)?)
+        }
+    };
+    device.memory_cleanup();
+    let weights = match source {
+        WeightSource::Random(_) => "random",
+        _ => "checkpoint",
+    };
+    report.notes.push(format!(
+        "{device_name}: {name}, {weights} weights in {:?}, ready in {loaded:.1} s; copy {:.1} GB/s read + written, \
+         product {:.2} TFLOP/s",
+        spec.dtype,
+        ceilings.copy_bytes_per_s / 1e9,
+        ceilings.matmul_flop_per_s / 1e12
+    ));
+    let subject = Subject {
+        args,
+        device: device_name,
+        model: name.to_owned(),
+        weights,
+        spec,
+        sizes,
+        ceilings,
+        cases,
+    };
+    subject.run_bare(model.as_ref(), report);
+    subject.run_engine(model, report)
+}
+
+impl Subject<'_> {
+    fn wants(&self, kind: Kind, case: ModelCase, by: &str) -> bool {
+        let name = ModelRow::name(kind, &self.model, case, by);
+        let filter = &self.args.filter;
+        filter.is_empty() || filter.iter().any(|part| name.contains(part.as_str()))
+    }
+
+    /// The cases that the command line wants.
+    fn wanted(&self, by: &str) -> Vec<(Kind, ModelCase)> {
+        let prefill = self.cases.prefill.iter().map(|case| (Kind::Prefill, *case));
+        let decode = self.cases.decode.iter().map(|case| (Kind::Decode, *case));
+        let all = prefill.chain(decode);
+        all.filter(|(kind, case)| self.wants(*kind, *case, by))
+            .collect()
+    }
+
+    fn run_bare(&self, model: &dyn CausalLm, report: &mut ModelReport) {
+        let (runs, steps) = (self.args.runs, self.args.steps);
+        for (kind, case) in self.wanted("model") {
+            let outcome = guarded(|| {
+                let bare = Bare::new(model, case, self.cases.page)?;
+                match kind {
+                    Kind::Prefill => bare.prefill(runs),
+                    Kind::Decode => bare.decode(runs, steps),
                 }
-            }
-            let row = |what: &str, rates: &[f64], floor_rate, bound| Row {
-                case: format!("{what} {batch}x{prompt}"),
-                by: name.to_owned(),
-                rate: median(rates),
-                unit: "tok/s",
-                floor_rate,
-                bound,
-            };
-            let context = prompt + args.decode / 2;
-            let allowed = sizes.prefill_rate(&ceilings, prompt);
-            report
-                .rows
-                .push(row("prefill", &prefill, allowed, "operations"));
-            let allowed = sizes.decode_rate(&ceilings, batch, context);
-            report.rows.push(row("decode", &decode, allowed, "bytes"));
+            });
+            self.report(report, "model", kind, case, None, outcome);
+            self.spec.device.memory_cleanup();
         }
     }
-    Ok(())
-}
 
-/// Seconds until all prompts have their first token, and seconds of the decodes after it.
-fn run_once(
-    engine: &mut Engine,
-    batch: usize,
-    prompt: usize,
-    decode: usize,
-) -> Result<(f64, f64), Box<dyn std::error::Error>> {
-    let vocab_size = engine.model_spec().vocab_size as u32;
-    for sequence in 0..batch as u32 {
-        let tokens: Vec<u32> = (0..prompt as u32)
-            .map(|at| (at * 7919 + sequence * 104_729 + 13) % vocab_size)
-            .collect();
-        let stop = StopConditions {
-            ignore_eos: true,
-            max_tokens: Some(decode),
+    fn run_engine(
+        &self,
+        model: Box<dyn CausalLm>,
+        report: &mut ModelReport,
+    ) -> Result<(), Box<dyn std::error::Error>> {
+        let (runs, steps, page) = (self.args.runs, self.args.steps, self.cases.page);
+        let wanted = self.wanted("engine");
+        let prompts = |(kind, case): &(Kind, ModelCase)| match kind {
+            Kind::Prefill => case.batch * case.tokens,
+            Kind::Decode => case.batch,
+        };
+        // One step holds all prompts of a prefill.
+        let budget = wanted.iter().map(prompts).max().unwrap_or(0).max(BUDGET);
+        let plan = |case| DecodePlan::new(case, runs, steps, budget);
+        let slots = |(kind, case): &(Kind, ModelCase)| {
+            let longest = match kind {
+                Kind::Prefill => case.tokens,
+                // A plan that cannot be is refused below.
+                Kind::Decode => plan(*case).map_or(case.tokens, |plan| plan.longest),
+            };
+            case.batch * longest.next_multiple_of(page)
+        };
+        let Some(slots) = wanted.iter().map(slots).max() else {
+            return Ok(());
+        };
+        let batch = wanted.iter().map(|(_, case)| case.batch).max().unwrap_or(1);
+        let config = EngineConfig {
+            block_size: page,
+            cache_size: CacheSize::Tokens(slots),
+            max_num_seqs: batch,
+            max_num_batched_tokens: budget,
+            enable_prefix_caching: false,
+            seed: Some(SEED),
             ..Default::default()
         };
-        engine.add_request(Request::new(tokens).with_stop(stop))?;
+        let mut engine = Engine::new(model, config)?;
+        for (kind, case) in wanted {
+            let outcome = guarded(|| match kind {
+                Kind::Prefill => llama::prefill(&mut engine, case, runs),
+                Kind::Decode => llama::decode(&mut engine, case, plan(case)?, runs, steps),
+            });
+            let (run, seconds) = match outcome {
+                Ok(run) => (Some(run.clone()), Ok(run.seconds)),
+                Err(error) => (None, Err(error)),
+            };
+            self.report(report, "engine", kind, case, run, seconds);
+        }
+        Ok(())
     }
-    let begin = Instant::now();
-    let first = engine.step();
-    assert!(first.len() == batch, "one step takes all prompts");
-    let prefill = begin.elapsed().as_secs_f64();
-    let begin = Instant::now();
-    while engine.has_work() {
-        engine.step();
+
+    fn report(
+        &self,
+        report: &mut ModelReport,
+        by: &'static str,
+        kind: Kind,
+        case: ModelCase,
+        run: Option<EngineRun>,
+        seconds: Result<StepSeconds, String>,
+    ) {
+        let size = self.spec.dtype.size() as f64;
+        let context = run.as_ref().map_or(case.tokens as f64, |run| run.context);
+        let cost: Cost = match kind {
+            Kind::Prefill => self.sizes.prefill(case, size),
+            Kind::Decode => self.sizes.decode(case.batch, context, size),
+        };
+        let name = ModelRow::name(kind, &self.model, case, by);
+        match &seconds {
+            Ok(seconds) => eprintln!("{name}: {:.3} ms", seconds.median() * 1e3),
+            Err(error) => eprintln!("{name}: {error}"),
+        }
+        report.rows.push(ModelRow {
+            kind,
+            model: self.model.clone(),
+            case,
+            device: self.device.to_owned(),
+            by,
+            weights: self.weights,
+            dtype: format!("{:?}", self.spec.dtype).to_lowercase(),
+            page: self.cases.page,
+            cost,
+            floor: cost.floor(&self.ceilings),
+            host_us: run.map(|run| run.host_us),
+            seconds,
+        });
     }
-    Ok((prefill, begin.elapsed().as_secs_f64()))
 }
 
-/// What one token costs at least.
-struct Sizes {
-    /// Weights that every token multiplies, without the output layer.
-    layer_weights: f64,
-    /// Weights of the output layer.
-    head_weights: f64,
-    /// Elements of K and V per token over all layers.
-    kv_elements: f64,
-    /// Operations per query token and key over all layers: two products.
-    attention_flop: f64,
-}
-
-impl Sizes {
-    fn of(checkpoint: &Checkpoint) -> Result<Self, String> {
-        let config = checkpoint.config();
-        let number = |key: &str| config.get(key).and_then(|value| value.as_f64());
-        let need = |key: &str| number(key).ok_or_else(|| format!("config.json lacks {key}"));
-        let (hidden, inner) = (need("hidden_size")?, need("intermediate_size")?);
-        let (layers, heads) = (need("num_hidden_layers")?, need("num_attention_heads")?);
-        let kv_heads = number("num_key_value_heads").unwrap_or(heads);
-        let head_dim = number("head_dim").unwrap_or(hidden / heads);
-        let attention = hidden * head_dim * (2.0 * heads + 2.0 * kv_heads);
-        Ok(Self {
-            layer_weights: layers * (attention + 3.0 * hidden * inner),
-            head_weights: hidden * need("vocab_size")?,
-            kv_elements: layers * 2.0 * kv_heads * head_dim,
-            attention_flop: layers * 4.0 * heads * head_dim,
-        })
-    }
-
-    /// Tokens per second at the rate of a large product.
-    fn prefill_rate(&self, ceilings: &Ceilings, prompt: usize) -> f64 {
-        // A causal row sees half of the prompt on average; the head runs once per prompt.
-        let attention = self.attention_flop * prompt as f64 / 2.0;
-        let head = 2.0 * self.head_weights / prompt as f64;
-        ceilings.matmul_flop_per_s / (2.0 * self.layer_weights + attention + head)
-    }
-
-    /// Tokens per second if all weights and the K and V of all sequences, in f32, stream once at the copy's bandwidth.
-    fn decode_rate(&self, ceilings: &Ceilings, batch: usize, context: usize) -> f64 {
-        let kv = self.kv_elements * (batch * context) as f64;
-        let bytes = 4.0 * (self.layer_weights + self.head_weights + kv);
-        batch as f64 * ceilings.copy_bytes_per_s / bytes
-    }
+/// Runs one case; a panic, in a runtime or in a kernel's launch, must not cost the others.
+fn guarded<T>(case: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(case)).unwrap_or_else(|_| Err("it panicked".into()))
 }

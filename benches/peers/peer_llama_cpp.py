@@ -1,6 +1,6 @@
-"""Tokens per second of llama.cpp on the cases of `benches/benches/llama.rs`: same file, same lengths, same threads.
+"""Tokens per second of llama.cpp on the cases that the bench `llama` runs on a processor: same file, lengths, threads.
 
-Needs llama-cpp-python. Usage: python llama_cpp.py MODEL.gguf [--threads N] [--json OUT.json]
+Needs llama-cpp-python. Usage: python peer_llama_cpp.py MODEL.gguf [--threads N] [--json OUT.json]
 
 Uses the low-level interface, so that neither sampling nor text is in the time.
 """
@@ -11,6 +11,9 @@ import statistics
 import time
 
 import llama_cpp
+
+# Sequences and tokens of each, for prefill and decode.
+CASES = [(1, 128), (8, 128), (1, 1024)]
 
 
 def decode(context, tokens, positions, sequences):
@@ -51,12 +54,13 @@ def run(model, threads, batch, prompt, steps, vocab):
         decode(context, row, [prompt + step] * batch, list(range(batch)))
     rest = time.perf_counter() - begin
     llama_cpp.llama_free(context)
-    return batch * prompt / first, batch * (steps - 1) / rest
+    return batch * prompt / first, batch * (steps - 1) / rest if steps > 1 else None
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
+    parser.add_argument("--name", default="smollm2-135m", help="what results call the model")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--decode", type=int, default=32)
     parser.add_argument("--runs", type=int, default=3)
@@ -67,16 +71,23 @@ def main():
     model = llama_cpp.llama_model_load_from_file(args.model.encode(), params)
     vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     rows = []
-    for batch in (1, 8):
-        for prompt in (128, 1024):
-            runs = [run(model, args.threads, batch, prompt, args.decode, vocab) for _ in range(args.runs + 1)]
-            for name, at in (("prefill", 0), ("decode", 1)):
-                rate = statistics.median(r[at] for r in runs[1:])
-                rows.append({"case": f"{name} {batch}x{prompt}", "by": "llama.cpp", "rate": rate, "unit": "tok/s"})
-                print(f"{rows[-1]['case']:18} {rate:8.1f} tok/s", flush=True)
+
+    def add(kind, batch, prompt, steps, at, **length):
+        runs = [run(model, args.threads, batch, prompt, steps, vocab)[at] for _ in range(args.runs + 1)]
+        rate = statistics.median(runs[1:])
+        tokens = batch * length.get("tokens", 1)
+        row = dict(anchor="llama.cpp", kind=kind, model=args.name, batch=batch, **length, tokens_per_s=rate, ms=tokens / rate * 1e3)
+        rows.append(row)
+        print(f"{kind:8} {batch}x{list(length.values())[0]:<5} {rate:8.1f} tok/s", flush=True)
+
+    for batch, tokens in CASES:
+        add("prefill", batch, tokens, 1, 0, tokens=tokens)
+    for batch, context in CASES:
+        # The context of the middle step is the one that is named.
+        add("decode", batch, context - args.decode // 2, args.decode + 1, 1, context=context)
     if args.json:
         with open(args.json, "w") as file:
-            json.dump({"rows": rows}, file, indent=1)
+            json.dump({"script": "llama_cpp", "rows": rows}, file, indent=1)
 
 
 main()

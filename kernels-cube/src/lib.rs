@@ -24,7 +24,8 @@
 //! # Features
 //! None by default: a binary chooses the runtime. `cpu`, `cuda`, `cuda-hopper` (CUDA through the CUDA
 //! C++ compiler, with the kernels for Hopper), `vulkan`, `metal`, `wgpu` and `rocm` link one, for tests and benches.
-//! `hopper` compiles the kernels for Hopper in, for a runtime that something else links.
+//! `hopper` compiles the kernels for Hopper in, for a runtime that something else links. `persistence` lets a program
+//! keep compiled kernels on disk (`keep_compiled_kernels`), and builds a database for it.
 //!
 //! # Examples
 //! ```no_run
@@ -56,6 +57,8 @@ mod greedy;
 mod grid;
 #[cfg(feature = "hopper")]
 mod hopper;
+#[cfg(feature = "persistence")]
+mod kernel_cache;
 mod launcher;
 mod layout;
 mod linear;
@@ -82,6 +85,8 @@ pub use error::KernelError;
 pub use gather_kv::gather_kv;
 pub use greedy::greedy;
 pub use grid::Grid;
+#[cfg(feature = "persistence")]
+pub use kernel_cache::keep_compiled_kernels;
 pub use launcher::Launcher;
 pub use linear::{Epilogue, LinearPlan, LinearProblem, linear, linear_with};
 pub use merge_attention::{PartialAttention, merge_attention};

@@ -76,6 +76,10 @@ impl BlockTableShape {
     }
 
     /// The block that holds `position`, or -1 if it is none of the cache's; blocks of `2^block_log2` tokens.
+    #[cfg_attr(
+        not(feature = "hopper"),
+        allow(dead_code, reason = "some is for kernels that are not compiled in")
+    )]
     pub(crate) fn block_at(
         &self,
         block_table: &[i32],

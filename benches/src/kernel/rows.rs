@@ -51,6 +51,16 @@ pub enum Bound {
     Bytes,
 }
 
+impl Bound {
+    /// The name in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Operations => "operations",
+            Self::Bytes => "bytes",
+        }
+    }
+}
+
 /// One case on one device.
 #[derive(Debug, Clone)]
 pub struct KernelRow {
@@ -114,10 +124,7 @@ impl KernelRow {
             "sets": self.sets,
             "flops": self.flops,
             "bytes": self.bytes,
-            "bound": match self.bound {
-                Bound::Operations => "operations",
-                Bound::Bytes => "bytes",
-            },
+            "bound": self.bound.name(),
             "err": self.error,
             "tflops": self.flops_per_second().map(|rate| rate / 1e12),
             "gbps": self.bytes_per_second().map(|rate| rate / 1e9),

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use burn_paged_kernels::TensorRef;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{
     Bound, CaseName, KernelArgs, KernelReport, KernelRow, Shapes, Sizes, Target, Times, timing,
@@ -59,6 +59,7 @@ impl Session {
         bench: &str,
         cases: impl Fn(&mut Self, &Target, &Shapes) -> Result<(), String>,
     ) -> Result<(), String> {
+        crate::keep_compiled_kernels();
         let mut session = Self {
             args: KernelArgs::from_command_line(),
             report: KernelReport::default(),
@@ -299,21 +300,30 @@ impl Session {
     }
 
     fn finish_header(&mut self, bench: &str) {
-        let command: Vec<String> = std::env::args().skip(1).collect();
-        let header = json!({
-            "bench": bench,
-            "date": date(SystemTime::now()),
-            "commit": self.args.commit,
-            "command": format!("{bench} {}", command.join(" ")),
-            "dtype": self.args.dtype.name(),
-            "page": self.page(),
-            "quick": self.args.quick,
-            "devices": self.devices,
-        });
-        if let Value::Object(header) = header {
-            self.report.header = header;
+        self.report.header = header(bench, &self.args.commit, &self.devices);
+        let more = [
+            ("dtype", json!(self.args.dtype.name())),
+            ("page", json!(self.page())),
+            ("quick", json!(self.args.quick)),
+        ];
+        for (key, value) in more {
+            self.report.header.insert(key.to_owned(), value);
         }
     }
+}
+
+/// What every report says of its run: bench, date, commit, command, devices.
+pub fn header(bench: &str, commit: &str, devices: &[Value]) -> Map<String, Value> {
+    let command: Vec<String> = std::env::args().skip(1).collect();
+    let facts = [
+        ("bench", json!(bench)),
+        ("date", json!(date(SystemTime::now()))),
+        ("commit", json!(commit)),
+        ("command", json!(format!("{bench} {}", command.join(" ")))),
+        ("devices", json!(devices)),
+    ];
+    let facts = facts.into_iter();
+    facts.map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
 /// Year, month and day in UTC. Counts days from 1 March of the year 0, so that a leap day ends a year.

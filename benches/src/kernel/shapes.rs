@@ -44,13 +44,15 @@ pub struct CacheShapes {
     pub pool_tokens: usize,
 }
 
-/// Sizes of the rows that a decoder layer works on.
+/// Sizes of a decoder.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Model {
     /// The model that has them.
     pub name: String,
     /// Elements of a hidden state.
     pub hidden: usize,
+    /// Decoder layers.
+    pub layers: usize,
     /// Query heads.
     pub q_heads: usize,
     /// Key and value heads.
@@ -61,10 +63,43 @@ pub struct Model {
     pub ffn: usize,
     /// Tokens of the vocabulary.
     pub vocab: usize,
+    /// Whether the output layer is the embedding.
+    pub tied: bool,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     /// Added to the mean of squares.
     pub norm_eps: f32,
+}
+
+impl Model {
+    /// The sizes as a `config.json` of a Llama model, of which they are all that a step's time depends on.
+    #[cfg(feature = "llama")]
+    pub fn config(&self) -> serde_json::Value {
+        serde_json::json!({
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": self.hidden,
+            "intermediate_size": self.ffn,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.q_heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": f64::from(self.norm_eps),
+            "rope_theta": self.rope_theta,
+            "tie_word_embeddings": self.tied,
+        })
+    }
+}
+
+/// A batch of equal sequences for a whole model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelCase {
+    /// Sequences.
+    pub batch: usize,
+    /// Tokens of each: all new in a prefill; in a decode, all that are attended to.
+    pub tokens: usize,
 }
 
 /// Whether cases are as large as a GPU takes them, or as small as a processor does.
@@ -89,8 +124,12 @@ pub struct Shapes {
     pub attention: Vec<AttentionCase>,
     /// Traffic of the cache.
     pub cache: CacheShapes,
-    /// Models whose layers are timed.
+    /// Models whose layers are timed, and which are timed as a whole.
     pub models: Vec<Model>,
+    /// Batches of prompts for a whole model.
+    pub model_prefill: Vec<ModelCase>,
+    /// Batches of decodes for a whole model.
+    pub model_decode: Vec<ModelCase>,
     /// Rows of a layer's activations.
     pub layer_rows: Vec<usize>,
     /// Rows of products with weights.
@@ -128,6 +167,20 @@ struct Decode {
 #[derive(Deserialize)]
 struct Llama {
     models: Vec<Model>,
+    prefill: Vec<LlamaPrefill>,
+    decode: Vec<LlamaDecode>,
+}
+
+#[derive(Deserialize)]
+struct LlamaPrefill {
+    batch: usize,
+    tokens: usize,
+}
+
+#[derive(Deserialize)]
+struct LlamaDecode {
+    batch: usize,
+    context: usize,
 }
 
 impl Shapes {
@@ -163,6 +216,24 @@ impl Shapes {
             layer_rows: vec![1, 32, 256, 2048, 8192, 16384],
             linear_rows: vec![1, 8, 32, 64, 128, 2048, 8192],
             square: 8192,
+            model_prefill: file
+                .llama
+                .prefill
+                .iter()
+                .map(|case| ModelCase {
+                    batch: case.batch,
+                    tokens: case.tokens,
+                })
+                .collect(),
+            model_decode: file
+                .llama
+                .decode
+                .iter()
+                .map(|case| ModelCase {
+                    batch: case.batch,
+                    tokens: case.context,
+                })
+                .collect(),
         };
         if sizes == Sizes::Small {
             shapes.attention = small_attention();
@@ -174,6 +245,14 @@ impl Shapes {
             shapes.layer_rows = vec![1, 32, 256];
             shapes.linear_rows = vec![1, 8];
             shapes.square = 128;
+            let cases = |cases: &[(usize, usize)]| {
+                let cases = cases.iter();
+                cases
+                    .map(|&(batch, tokens)| ModelCase { batch, tokens })
+                    .collect()
+            };
+            shapes.model_prefill = cases(&[(1, 128), (8, 128), (1, 1024)]);
+            shapes.model_decode = cases(&[(1, 128), (8, 128), (1, 1024)]);
         }
         Ok(shapes)
     }
@@ -258,6 +337,10 @@ mod tests {
         assert_eq!(["prefill", "prefix", "decode"].map(count), [4, 3, 12]);
         assert_eq!(shapes.heads.len(), 3);
         assert_eq!((shapes.page_size, shapes.models[0].ffn), (16, 14336));
+        assert_eq!(
+            (shapes.model_prefill.len(), shapes.model_decode.len()),
+            (2, 4)
+        );
         for sizes in [Sizes::Full, Sizes::Small] {
             for case in Shapes::new(sizes).unwrap().attention {
                 assert_eq!(case.q_lens.len(), case.kv_lens.len(), "{}", case.name);

@@ -357,6 +357,7 @@ impl Checkpoint {
         for (entry, stored) in parts {
             let (out, behind) = rest.split_at_mut(entry.tensor.info.num_elements());
             rest = behind;
+            self.files[entry.file].read_ahead(entry.tensor.range.start);
             let Overflow { count, largest } = stored.convert_into(out);
             if count > 0 {
                 let name = entry.tensor.name.clone();

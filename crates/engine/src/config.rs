@@ -16,6 +16,37 @@ pub enum CacheSize {
     Bytes(usize),
 }
 
+/// Whether decodes run as graphs: recorded once for each size, and run again by the device as one piece.
+///
+/// Only a step of nothing but decodes can, and only if no request in it needs logits on the host (log-probabilities,
+/// penalties, bias). Every other step runs kernel by kernel.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum DecodeGraphs {
+    /// Never.
+    Off,
+    /// Where the device captures; kernel by kernel elsewhere. The log says which.
+    #[default]
+    On,
+    /// The same padded steps over the same buffers on any device, kernel by kernel: what a replay must equal bit for bit.
+    /// For tests: padding costs time that only a replay wins back.
+    Emulated,
+}
+
+/// What the operator chooses about decodes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DecodeConfig {
+    /// Whether they run as graphs.
+    pub graphs: DecodeGraphs,
+    /// Numbers of sequences that graphs are captured for; a step takes the next larger one and fills it with padding.
+    /// `None` is 1, 2, 4, 8 and the multiples of 8 up to `max_num_seqs`. A number above `max_num_seqs` counts as it. More
+    /// sequences than the largest run kernel by kernel.
+    pub batch_sizes: Option<Vec<usize>>,
+    /// Lengths of sequences, in tokens, that graphs are captured for: the width of the block table, and with it how
+    /// attention is cut into parts. `None` is 1,024 and four times as much each time, up to the longest sequence. A
+    /// length above that counts as it. Longer sequences than the largest run kernel by kernel.
+    pub context_sizes: Option<Vec<usize>>,
+}
+
 /// What the operator of an engine chooses. Checked once, by [`Engine::new`](crate::Engine::new).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineConfig {
@@ -38,6 +69,8 @@ pub struct EngineConfig {
     pub max_logprobs: usize,
     /// Where the seeds of requests without one come from; `None` draws it from the operating system.
     pub seed: Option<u64>,
+    /// How decodes run.
+    pub decode: DecodeConfig,
 }
 
 impl Default for EngineConfig {
@@ -52,6 +85,7 @@ impl Default for EngineConfig {
             enable_prefix_caching: true,
             max_logprobs: 20,
             seed: None,
+            decode: DecodeConfig::default(),
         }
     }
 }
@@ -83,7 +117,7 @@ pub struct EngineLimits {
 impl EngineLimits {
     /// Tokens that the whole cache holds.
     pub fn num_slots(&self) -> usize {
-        self.num_blocks * self.block_size
+        self.num_blocks.saturating_mul(self.block_size)
     }
 
     /// Longest sequence that can come out of this engine, prompt and answer together.

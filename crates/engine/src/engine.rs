@@ -1,25 +1,25 @@
-//! The loop: schedule, build, run, sample, update.
+//! The engine's face: requests in, events out. What happens in a step is in `engine/step.rs`.
 
 mod generate;
+mod step;
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::rc::Rc;
-use std::time::Instant;
 
 use burn_paged::PagedKvCache;
 use burn_paged_kv_cache::{BlockManager, BlockManagerConfig};
 use burn_paged_model::{CausalLm, ModelSpec};
 
 use crate::config::geometry;
+use crate::decode::{DecodeShapes, DecodeWords};
 use crate::generation::Generation;
-use crate::runner::{Runner, SampledRows};
-use crate::scheduler::{ScheduledBatch, Scheduler};
+use crate::runner::Runner;
+use crate::scheduler::Scheduler;
 use crate::sequence::Sequence;
 use crate::{
-    Detokenizer, EngineConfig, EngineError, EngineLimits, EngineMetrics, FinishReason,
-    GenerationError, Request, RequestError, RequestId, SequenceSummary, StepSummary, TokenEvent,
-    batch,
+    Detokenizer, EngineConfig, EngineError, EngineLimits, EngineMetrics, FinishReason, Request,
+    RequestError, RequestId, StepSummary, TokenEvent,
 };
 
 /// Runs many requests over one model and one paged cache.
@@ -59,6 +59,8 @@ pub struct Engine {
     scheduler: Scheduler,
     runner: Runner,
     generations: HashMap<RequestId, Generation>,
+    /// Block tables of the next step, written while the last one ran, as long as no sequence has lost its blocks since.
+    next_words: Option<DecodeWords>,
     detokenizer: Option<Rc<dyn Detokenizer>>,
     end_tokens: Rc<BTreeSet<u32>>,
     /// Events that [`generate`](Engine::generate) saw and that belong to others.
@@ -95,6 +97,7 @@ impl Engine {
     pub fn new(model: Box<dyn CausalLm>, config: EngineConfig) -> Result<Self, EngineError> {
         let spec = model.spec();
         let limits = config.limits(spec)?;
+        let shapes = DecodeShapes::new(&config.decode, &limits)?;
         let EngineLimits {
             num_blocks,
             block_size,
@@ -119,8 +122,9 @@ impl Engine {
         Ok(Self {
             limits,
             scheduler,
-            runner: Runner::new(model, cache),
+            runner: Runner::new(model, cache, config.decode.graphs, shapes),
             generations: HashMap::new(),
+            next_words: None,
             detokenizer: None,
             end_tokens: Rc::default(),
             undelivered: Vec::new(),
@@ -147,6 +151,27 @@ impl Engine {
         Self {
             end_tokens: Rc::new(end_tokens.into_iter().collect()),
             ..self
+        }
+    }
+
+    /// Whether decodes run as graphs of the device, and not kernel by kernel.
+    pub fn captures_decodes(&self) -> bool {
+        self.runner.captures_decodes()
+    }
+
+    /// Captures every size of [`DecodeConfig`](crate::DecodeConfig) now, and not each when it is first needed. `progress` is
+    /// told how many of how many there are, first 0. Without graphs it does nothing.
+    ///
+    /// On CUDA a capture breaks if another thread of the process allocates or synchronizes meanwhile. Decodes then run
+    /// kernel by kernel, and the log says so.
+    pub fn capture_decodes(&mut self, mut progress: impl FnMut(usize, usize)) {
+        let shapes = self.runner.decode_shapes();
+        progress(0, shapes.len());
+        for (at, shape) in shapes.iter().enumerate() {
+            if let Err(error) = self.runner.capture_padding(*shape) {
+                self.lose_cache(&error);
+            }
+            progress(at + 1, shapes.len());
         }
     }
 
@@ -218,6 +243,7 @@ impl Engine {
             num_blocks: blocks.num_blocks(),
             free_blocks: blocks.num_free_blocks(),
             cached_blocks: blocks.num_cached_blocks(),
+            decode_graphs: self.runner.num_graphs(),
             cache: blocks.stats(),
             ..self.counters.clone()
         }
@@ -233,99 +259,6 @@ impl Engine {
         self.scheduler.reset_prefix_cache();
     }
 
-    fn run_step(&mut self, events: &mut Vec<TokenEvent>) {
-        let begin = Instant::now();
-        let batch = self.scheduler.schedule();
-        self.counters.time.schedule += begin.elapsed();
-        self.counters.preemptions += batch.preempted.len() as u64;
-        self.note_step(&batch);
-        for (id, error) in &batch.failed {
-            log::error!("request {id} ends: {error}");
-            events.extend(self.end(*id, FinishReason::Error(error.clone().into())));
-        }
-        if batch.sequences.is_empty() {
-            return;
-        }
-        match self.run_batch(&batch) {
-            Ok(rows) => self.update(&batch, rows, events),
-            Err(error) => self.fail_batch(&batch, &error, events),
-        }
-    }
-
-    /// Runs the model and samples a row for each sequence of the batch that is complete.
-    fn run_batch(&mut self, batch: &ScheduledBatch) -> Result<SampledRows, GenerationError> {
-        let time = &mut self.counters.time;
-        let geometry = self.runner.cache().geometry();
-        let begin = Instant::now();
-        let device = &self.runner.spec().device;
-        let input = batch::model_input(batch, self.scheduler.running(), geometry, device)?;
-        let built = Instant::now();
-        let logits = self.runner.forward(&input);
-        let ran = Instant::now();
-        let sampling = batch.sequences.iter().filter(|sequence| sequence.samples);
-        let requests: Vec<&Generation> = sampling
-            .filter_map(|sequence| self.generations.get(&sequence.id))
-            .collect();
-        let rows = match requests.is_empty() {
-            true => Vec::new(),
-            false => self.runner.sample(logits, &requests)?,
-        };
-        time.build += built - begin;
-        time.forward += ran - built;
-        time.sample += ran.elapsed();
-        self.counters.steps += 1;
-        Ok(rows)
-    }
-
-    /// Gives each row to its request, and ends those that are done.
-    fn update(&mut self, batch: &ScheduledBatch, rows: SampledRows, events: &mut Vec<TokenEvent>) {
-        let begin = Instant::now();
-        self.scheduler.mark_computed(batch);
-        let sampling = batch.sequences.iter().filter(|sequence| sequence.samples);
-        let first_event = events.len();
-        for (scheduled, row) in sampling.zip(rows) {
-            let Some(generation) = self.generations.get_mut(&scheduled.id) else {
-                continue;
-            };
-            let event = match row {
-                Ok(sampled) => {
-                    self.scheduler.push_token(scheduled.index, sampled.token);
-                    generation.accept(sampled)
-                }
-                Err(error) => {
-                    log::error!("request {} ends: {error}", scheduled.id);
-                    generation.close(FinishReason::Error(error))
-                }
-            };
-            events.push(event);
-        }
-        // Only now, because removing a sequence moves the indices of those behind it.
-        for event in &events[first_event..] {
-            if event.finish.is_some() {
-                self.forget(event.request_id);
-            }
-        }
-        self.counters.time.update += begin.elapsed();
-    }
-
-    /// Ends every request of a batch whose results are lost.
-    fn fail_batch(
-        &mut self,
-        batch: &ScheduledBatch,
-        error: &GenerationError,
-        events: &mut Vec<TokenEvent>,
-    ) {
-        log::error!(
-            "a step of {} sequences failed: {error}",
-            batch.sequences.len()
-        );
-        for scheduled in &batch.sequences {
-            events.extend(self.end(scheduled.id, FinishReason::Error(error.clone())));
-        }
-        // What the step wrote is unknown, so no block may be trusted as a prefix any more.
-        self.scheduler.reset_prefix_cache();
-    }
-
     /// Ends a live request with an event of its own.
     fn end(&mut self, id: RequestId, reason: FinishReason) -> Option<TokenEvent> {
         let event = self.generations.get_mut(&id)?.close(reason);
@@ -334,32 +267,11 @@ impl Engine {
     }
 
     fn forget(&mut self, id: RequestId) {
+        // Another sequence may come under the same id.
+        self.next_words = None;
         self.scheduler.remove(id);
         self.generations.remove(&id);
         self.counters.finished += 1;
-    }
-
-    fn note_step(&mut self, batch: &ScheduledBatch) {
-        let running = self.scheduler.running();
-        let summary = batch.sequences.iter().map(|scheduled| SequenceSummary {
-            request_id: scheduled.id,
-            num_tokens: scheduled.num_tokens,
-            num_blocks: running[scheduled.index].blocks.block_ids().len(),
-            sampled: scheduled.samples,
-        });
-        self.last_step.sequences.clear();
-        self.last_step.sequences.extend(summary);
-        self.last_step.preempted.clone_from(&batch.preempted);
-        for scheduled in &batch.sequences {
-            let running = &running[scheduled.index];
-            match running.is_decode() {
-                true => self.counters.decode_tokens += 1,
-                false => self.counters.prefill_tokens += scheduled.num_tokens as u64,
-            }
-            if let Some(generation) = self.generations.get_mut(&scheduled.id) {
-                generation.set_cached_tokens(running.sequence.num_cached_tokens.unwrap_or(0));
-            }
-        }
     }
 
     fn unused_id(&mut self) -> RequestId {

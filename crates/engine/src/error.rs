@@ -61,13 +61,19 @@ pub enum ConfigError {
         /// Bytes of K and V of one block over all layers.
         bytes_per_block: usize,
     },
+    /// A list of sizes is empty.
+    #[error("{field} is empty: give at least one size, or none for the default")]
+    NoSizes {
+        /// Field of the config.
+        field: &'static str,
+    },
 }
 
 impl ConfigError {
     /// The field of the config that has to change.
     pub fn field(&self) -> &'static str {
         match self {
-            Self::Zero { field } => field,
+            Self::Zero { field } | Self::NoSizes { field } => field,
             Self::ContextAboveModel { .. } | Self::ContextTooShort { .. } => "max_model_len",
             Self::BudgetBelowSequences { .. } => "max_num_batched_tokens",
             Self::ChunkAboveBudget { .. } => "max_prefill_chunk",

@@ -18,11 +18,12 @@
 //! - `scheduler.rs`: which tokens run next; order, preemption and fairness are written down there
 //! - `sequence.rs`: the tokens of a request, waiting or running
 //! - `batch.rs`: the only place where host indices become tensors
-//! - `runner.rs`: owner of the model and of the cache tensors
+//! - `decode.rs`: the sizes in which decodes are captured as graphs, and where the parts of one lie
+//! - `runner.rs`: owner of the model, of the cache tensors and of the graphs
 //! - `sampler.rs`, `penalties.rs`: a row of logits to a token
 //! - `generation.rs`, `text.rs`, `stop_strings.rs`: the answer as it grows, and when it ends
 //! - `output.rs`: [`TokenEvent`], [`FinishReason`], [`Completion`]
-//! - `engine.rs`: the loop; `engine/generate.rs`: whole answers; `metrics.rs`: what it says of itself; `error.rs`: what is refused
+//! - `engine.rs`: requests in, events out; `engine/step.rs`: the loop; `engine/generate.rs`: whole answers; `metrics.rs`: what it says of itself; `error.rs`: what is refused
 //! - `testing/`: a fake model that reads its history back through the cache
 //!
 //! # What counts as a token of an answer
@@ -37,6 +38,7 @@
 
 mod batch;
 mod config;
+mod decode;
 mod engine;
 mod error;
 mod generation;
@@ -53,7 +55,7 @@ pub mod testing;
 mod text;
 
 pub use burn_paged_kv_cache::{CacheKey, CacheStats};
-pub use config::{CacheSize, EngineConfig, EngineLimits};
+pub use config::{CacheSize, DecodeConfig, DecodeGraphs, EngineConfig, EngineLimits};
 pub use engine::Engine;
 pub use error::{ConfigError, EngineError, GenerationError, RequestError};
 pub use metrics::{EngineMetrics, SequenceSummary, StepSummary, StepTimes};

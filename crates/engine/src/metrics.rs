@@ -22,6 +22,11 @@ pub struct EngineMetrics {
     pub cached_blocks: usize,
     /// Steps that ran the model.
     pub steps: u64,
+    /// Those of them that were decodes in one of the sizes of
+    /// [`DecodeConfig`](crate::DecodeConfig): replayed, or emulated where nothing is captured.
+    pub fixed_decodes: u64,
+    /// Graphs that are captured, now.
+    pub decode_graphs: usize,
     /// Tokens computed as part of a prompt, or again after a preemption.
     pub prefill_tokens: u64,
     /// Tokens computed one at a time: the answers.
@@ -46,9 +51,9 @@ pub struct StepTimes {
     pub schedule: Duration,
     /// Building and uploading the index tensors.
     pub build: Duration,
-    /// Running the model, or only launching it.
+    /// Running the model, or only launching it. The first decode of a size captures it here.
     pub forward: Duration,
-    /// Sampling and reading back.
+    /// Sampling and reading back; the device works meanwhile.
     pub sample: Duration,
     /// Text, stop conditions, bookkeeping.
     pub update: Duration,

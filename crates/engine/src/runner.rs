@@ -1,20 +1,49 @@
 //! Owner of the model and of the cache tensors: a model input in, tokens out.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::time::Instant;
 
 use burn::tensor::{DType, Int, Tensor};
-use burn_paged::{PagedKvCache, SamplingOptions, greedy, sample};
+use burn_paged::{
+    CacheGeometry, CaptureError, CapturedStep, ImplementedBy, PagedKvCache, SamplingOptions,
+    StepWords, capture, greedy, implemented_by, sample, sample_by_words, samples_on_device,
+    supports_capture,
+};
 use burn_paged_model::{CausalLm, ModelInput, ModelSpec};
 
-use crate::GenerationError;
+use crate::decode::{DecodeShape, DecodeShapes, DecodeWords};
 use crate::generation::Generation;
 use crate::sampler::SampledToken;
+use crate::{DecodeGraphs, GenerationError};
 
 /// A token per row, or why that row has none.
 pub(crate) type SampledRows = Vec<Result<SampledToken, GenerationError>>;
 
+/// What a step left on the device.
+pub(crate) enum Launched {
+    /// Logits of the rows that sample, `[num_logits, vocab_size]`.
+    Logits(Tensor<2>),
+    /// Ids of the rows of a decode, of which the first are those of the batch.
+    Ids(Tensor<1, Int>),
+}
+
+/// Decodes over fixed words: one shape at a time is written, each has its own recording.
+struct Decode {
+    /// Recordings hold addresses of what the others own, so they go first.
+    graphs: HashMap<DecodeShape, CapturedStep<Tensor<1, Int>>>,
+    words: StepWords,
+    shapes: DecodeShapes,
+    /// Whether the device records.
+    captures: bool,
+    /// Whether shapes without a recording run, too, kernel by kernel.
+    emulates: bool,
+}
+
 /// Runs steps. All device work of an engine is here.
 pub(crate) struct Runner {
+    /// `None` where decodes run as every other step does.
+    decode: Option<Decode>,
     model: Box<dyn CausalLm>,
     cache: PagedKvCache,
 }
@@ -25,13 +54,46 @@ impl fmt::Debug for Runner {
         f.debug_struct("Runner")
             .field("spec", spec)
             .field("cache", &cache)
+            .field("num_graphs", &self.num_graphs())
             .finish()
     }
 }
 
 impl Runner {
-    pub(crate) fn new(model: Box<dyn CausalLm>, cache: PagedKvCache) -> Self {
-        Self { model, cache }
+    /// `shapes` are what decodes are captured in; the log says whether they are.
+    pub(crate) fn new(
+        model: Box<dyn CausalLm>,
+        cache: PagedKvCache,
+        graphs: DecodeGraphs,
+        shapes: DecodeShapes,
+    ) -> Self {
+        let decode = match captures(model.as_ref(), graphs) {
+            Ok(captures) => {
+                let words = StepWords::new(shapes.num_words(), &model.spec().device);
+                let how = match captures {
+                    true => "run as captured graphs for",
+                    false => "run kernel by kernel, padded to",
+                };
+                let (batch_sizes, widths) = (shapes.batch_sizes(), shapes.widths());
+                log::info!("decodes {how} {batch_sizes:?} sequences of {widths:?} blocks");
+                Some(Decode {
+                    graphs: HashMap::new(),
+                    words,
+                    shapes,
+                    captures,
+                    emulates: graphs == DecodeGraphs::Emulated,
+                })
+            }
+            Err(reason) => {
+                log::info!("decodes run kernel by kernel: {reason}");
+                None
+            }
+        };
+        Self {
+            decode,
+            model,
+            cache,
+        }
     }
 
     pub(crate) fn spec(&self) -> &ModelSpec {
@@ -42,12 +104,118 @@ impl Runner {
         &self.cache
     }
 
+    /// Whether decodes run as graphs of the device.
+    pub(crate) fn captures_decodes(&self) -> bool {
+        self.decode.as_ref().is_some_and(|decode| decode.captures)
+    }
+
+    /// Recordings that are kept.
+    pub(crate) fn num_graphs(&self) -> usize {
+        let graphs = self.decode.as_ref().map(|decode| &decode.graphs);
+        graphs.map_or(0, HashMap::len)
+    }
+
+    /// Shapes that are captured, now or when they are first needed; none where nothing is.
+    pub(crate) fn decode_shapes(&self) -> Vec<DecodeShape> {
+        let decode = self.decode.as_ref().filter(|decode| decode.captures);
+        decode.map_or(Vec::new(), |decode| decode.shapes.all().collect())
+    }
+
+    /// The shape for a decode of so many sequences, of which none has more blocks; `None` if it runs as every other step.
+    pub(crate) fn decode_shape(&self, num_rows: usize, max_blocks: usize) -> Option<DecodeShape> {
+        let decode = self.decode.as_ref()?;
+        match decode.captures || decode.emulates {
+            true => decode.shapes.fitting(num_rows, max_blocks),
+            false => None,
+        }
+    }
+
     /// One step: writes the cache and gives the logits of the wanted rows, `[num_logits, vocab_size]`.
     pub(crate) fn forward(&mut self, input: &ModelInput) -> Tensor<2> {
         self.model.forward(input, &mut self.cache)
     }
 
-    /// Picks a token per row of `logits`, row `i` for `requests[i]`.
+    /// One decode of the given shape over its words: writes the cache and gives an id per row.
+    ///
+    /// # Errors
+    /// [`CaptureError::Failed`] if the shape was to be captured now and the recording broke: the contents of the cache are
+    /// lost. [`CaptureError::Replay`] if the device takes no more work.
+    ///
+    /// # Panics
+    /// If [`decode_shape`](Self::decode_shape) gives no shapes.
+    pub(crate) fn decode(
+        &mut self,
+        shape: DecodeShape,
+        words: Vec<i32>,
+    ) -> Result<Tensor<1, Int>, CaptureError> {
+        let decode = self.decode.as_mut().expect("there are shapes");
+        decode.words.write(words);
+        if decode.captures && !decode.graphs.contains_key(&shape) {
+            self.capture(shape)?;
+        }
+        let decode = self.decode.as_ref().expect("there are shapes");
+        let Some(graph) = decode.graphs.get(&shape) else {
+            return Ok(step(&*self.model, &mut self.cache, &decode.words, shape));
+        };
+        // SAFETY: weights, cache and words are this value's own, on whose thread everything happens: an engine cannot be
+        // sent to another. A new cache comes with a new set of recordings.
+        unsafe { graph.replay() }?;
+        Ok(graph.output().clone())
+    }
+
+    /// Captures a shape on padding alone, if it is not captured yet.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
+    pub(crate) fn capture_padding(&mut self, shape: DecodeShape) -> Result<(), CaptureError> {
+        match &mut self.decode {
+            Some(decode) if decode.captures && !decode.graphs.contains_key(&shape) => {
+                decode.words.write(DecodeWords::padding(shape));
+                self.capture(shape)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Records the step of a shape. It runs for that, with what is in the words: a step that runs twice writes the same
+    /// twice.
+    fn capture(&mut self, shape: DecodeShape) -> Result<(), CaptureError> {
+        let decode = self.decode.as_mut().expect("there are shapes");
+        let (model, cache, words) = (&*self.model, &mut self.cache, &decode.words);
+        let begin = Instant::now();
+        match capture(&model.spec().device, || step(model, cache, words, shape)) {
+            Ok(graph) => {
+                let (ms, num_graphs) = (begin.elapsed().as_millis(), decode.graphs.len() + 1);
+                log::info!("captured {shape:?} in {ms} ms, graph {num_graphs}");
+                decode.graphs.insert(shape, graph);
+                Ok(())
+            }
+            Err(CaptureError::Unsupported { reason }) => {
+                log::warn!("decodes run kernel by kernel from now on: {reason}");
+                decode.captures = false;
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes the cache anew, after a capture broke and took its contents along. Nothing is captured any more.
+    pub(crate) fn renew_cache(&mut self) {
+        self.decode = None;
+        let (geometry, dtype) = (self.cache.geometry(), self.cache.dtype());
+        let (num_layers, device) = (self.cache.num_layers(), self.model.spec().device.clone());
+        // The old one leaves before the new one comes: there may not be room for two.
+        let one_block = CacheGeometry {
+            num_blocks: 1,
+            ..geometry
+        };
+        for (num_layers, geometry) in [(1, one_block), (num_layers, geometry)] {
+            self.cache = PagedKvCache::new(num_layers, geometry, dtype, &device)
+                .expect("what made the first cache makes another");
+        }
+    }
+
+    /// Reads back a token for each of `requests`.
     ///
     /// If no row needs its logits on the host, the device samples and only ids are read back.
     ///
@@ -55,14 +223,57 @@ impl Runner {
     /// [`GenerationError::Device`] if nothing could be read back.
     pub(crate) fn sample(
         &self,
-        logits: Tensor<2>,
+        launched: Launched,
         requests: &[&Generation],
     ) -> Result<SampledRows, GenerationError> {
-        match requests.iter().any(|request| request.needs_logits()) {
-            true => sample_on_host(logits, requests),
-            false => sample_on_device(logits, requests),
+        match launched {
+            _ if requests.is_empty() => Ok(Vec::new()),
+            Launched::Ids(ids) => read_ids(ids, requests.len()),
+            Launched::Logits(logits) => match requests.iter().any(|request| request.needs_logits())
+            {
+                true => sample_on_host(logits, requests),
+                false => sample_on_device(logits, requests),
+            },
         }
     }
+}
+
+/// Whether decodes of `model` are captured; an error says why they run as every other step does.
+fn captures(model: &dyn CausalLm, graphs: DecodeGraphs) -> Result<bool, String> {
+    let ModelSpec {
+        architecture,
+        device,
+        vocab_size,
+        ..
+    } = model.spec();
+    if graphs == DecodeGraphs::Off {
+        return Err("graphs are off".to_owned());
+    }
+    if implemented_by(device) != ImplementedBy::Backend || !samples_on_device(device, *vocab_size) {
+        return Err(format!(
+            "the device does not sample rows of {vocab_size} logits"
+        ));
+    }
+    if graphs == DecodeGraphs::Emulated {
+        return Ok(false);
+    }
+    if !model.can_be_captured() {
+        return Err(format!("{architecture} cannot be captured"));
+    }
+    supports_capture(device).map_err(|error| error.to_string())?;
+    Ok(true)
+}
+
+/// What a decode launches: the same whatever the words hold.
+fn step(
+    model: &dyn CausalLm,
+    cache: &mut PagedKvCache,
+    words: &StepWords,
+    shape: DecodeShape,
+) -> Tensor<1, Int> {
+    let (input, options) = shape.views(words, cache.geometry());
+    let logits = model.forward(&input, cache);
+    sample_by_words(logits, &options)
 }
 
 fn sample_on_device(
@@ -78,6 +289,11 @@ fn sample_on_device(
         true => greedy(logits),
         false => sample(logits, &options),
     };
+    read_ids(ids, requests.len())
+}
+
+/// The first `num_rows` ids.
+fn read_ids(ids: Tensor<1, Int>, num_rows: usize) -> Result<SampledRows, GenerationError> {
     let ids = read(ids.try_into_data())?;
     // A negative id is the device's word for a row that cannot be sampled.
     let sampled = |id: i64| match u32::try_from(id) {
@@ -87,7 +303,7 @@ fn sample_on_device(
         }),
         Err(_) => Err(GenerationError::DeviceLogits),
     };
-    Ok(ids.iter::<i64>().map(sampled).collect())
+    Ok(ids.iter::<i64>().take(num_rows).map(sampled).collect())
 }
 
 fn sample_on_host(

@@ -152,6 +152,18 @@ impl Scheduler {
         self.running[index].sequence.tokens.push(token);
     }
 
+    /// Takes the blocks of every running sequence, to be computed again, and forgets all cached prefixes: for when the
+    /// contents of the cache are lost. Returns how many there were.
+    pub(crate) fn preempt_all(&mut self) -> usize {
+        let num_running = self.running.len();
+        while let Some(RunningSequence { sequence, blocks }) = self.running.pop() {
+            self.blocks.free(blocks);
+            self.waiting.push_front(sequence);
+        }
+        self.blocks.reset_prefix_cache();
+        num_running
+    }
+
     fn schedule_decodes(&mut self, batch: &mut ScheduledBatch, budget: &mut usize) {
         let mut index = 0;
         while index < self.running.len() && *budget > 0 {

@@ -9,9 +9,8 @@
 use burn::tensor::Tensor;
 use burn_paged::{
     AttentionOptions, LayerKv, PagedKvCache, RotaryTable, paged_attention, rotary_and_store,
-    silu_and_mul,
 };
-use burn_paged_model::layers::{Embedding, Linear, RmsNorm};
+use burn_paged_model::layers::{Embedding, GatedLinear, Linear, RmsNorm};
 use burn_paged_model::{
     CausalLm, LoadError, ModelFamily, ModelInput, ModelSpec, RopeConfig, WeightLoader, architecture,
 };
@@ -101,8 +100,8 @@ impl LlamaAttention {
 /// Gated MLP of one block.
 #[derive(Debug)]
 struct LlamaMlp {
-    /// gate and up, one below the other: `[2·intermediate_size, hidden_size]`.
-    gate_up_proj: Linear,
+    /// gate and up in one: `[2·intermediate_size, hidden_size]`.
+    gate_up_proj: GatedLinear,
     /// `[hidden_size, intermediate_size]`.
     down_proj: Linear,
 }
@@ -114,20 +113,17 @@ impl LlamaMlp {
         config: &LlamaConfig,
     ) -> Result<Self, LoadError> {
         let (hidden_size, intermediate_size) = (config.hidden_size, config.intermediate_size);
-        let parts = [
-            ("gate_proj", intermediate_size),
-            ("up_proj", intermediate_size),
-        ];
+        let (parts, gate) = (["gate_proj", "up_proj"], [intermediate_size, hidden_size]);
         let (bias, down_proj) = (config.mlp_bias, [hidden_size, intermediate_size]);
         Ok(Self {
-            gate_up_proj: Linear::load_stacked(loader, prefix, &parts, hidden_size, bias)?,
+            gate_up_proj: GatedLinear::load(loader, prefix, parts, gate, bias)?,
             down_proj: Linear::load(loader, &format!("{prefix}down_proj"), down_proj, bias)?,
         })
     }
 
     fn forward(&self, hidden: Tensor<2>) -> Tensor<2> {
-        let gate_up = self.gate_up_proj.forward(hidden); // [num_tokens, 2·intermediate_size]
-        self.down_proj.forward(silu_and_mul(gate_up)) // [num_tokens, hidden_size]
+        let gated = self.gate_up_proj.forward(hidden); // [num_tokens, intermediate_size]
+        self.down_proj.forward(gated) // [num_tokens, hidden_size]
     }
 }
 
@@ -219,7 +215,7 @@ impl Llama {
         };
 
         let spec = ModelSpec {
-            architecture: architecture(loader.checkpoint().config()).to_owned(),
+            architecture: architecture(loader.config_json()).to_owned(),
             num_layers: config.num_hidden_layers,
             num_kv_heads: config.num_kv_heads(),
             head_dim: config.head_dim(),
@@ -244,9 +240,8 @@ fn load_rope(
     loader: &mut WeightLoader<'_>,
     config: &LlamaConfig,
 ) -> Result<(RotaryTable, usize), LoadError> {
-    let rope =
-        RopeConfig::from_config(loader.checkpoint().config(), config.max_position_embeddings)
-            .map_err(|source| loader.config_error(source))?;
+    let rope = RopeConfig::from_config(loader.config_json(), config.max_position_embeddings)
+        .map_err(|source| loader.config_error(source))?;
     let max_positions = loader.max_positions(rope.max_positions())?;
     LlamaConfig::validate_positions(max_positions).map_err(|source| loader.config_error(source))?;
     let mut frequencies = rope
@@ -287,7 +282,10 @@ impl CausalLm for Llama {
                 (&self.spec.device, self.spec.dtype),
             );
         }
-        let rows = |x: Tensor<2>| x.select(0, wanted.clone()); // [num_logits, hidden_size]
+        let rows = |x: Tensor<2>| match wanted.dims()[0] == x.dims()[0] {
+            true => x,
+            false => x.select(0, wanted.clone()), // [num_logits, hidden_size]
+        };
         let (hidden, _) = self.norm.forward_residual(rows(hidden), residual.map(rows));
         self.lm_head.forward(hidden) // [num_logits, vocab_size]
     }

@@ -12,7 +12,8 @@ pub struct ModelInput {
     pub positions: Tensor<1, Int>,
     /// Where the tokens stand in the cache.
     pub attention: AttentionMetadata,
-    /// Rows whose logits are wanted, `[num_logits]` i32: the last row of each sequence that samples in this step.
+    /// Rows whose logits are wanted, `[num_logits]` i32: the last row of each sequence that samples in this step, each once
+    /// and in ascending order. As many as there are tokens are therefore all rows.
     pub logits_indices: Tensor<1, Int>,
 }
 
@@ -49,4 +50,13 @@ pub trait CausalLm {
     /// # Shapes
     /// - returns: `[num_logits, vocab_size]` in the model's dtype, row `i` for `input.logits_indices[i]`
     fn forward(&self, input: &ModelInput, cache: &mut PagedKvCache) -> Tensor<2>;
+
+    /// Whether a decode may be captured once and replayed with other values in the tensors of its input.
+    ///
+    /// It may if [`forward`](Self::forward) launches the same work whatever the values are: nothing is read back, nothing
+    /// uploaded, and no host value of the metadata looked at, of which a captured step has only bounds
+    /// ([`AttentionMetadata::for_replays`]).
+    fn can_be_captured(&self) -> bool {
+        true
+    }
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
-use burn_paged_checkpoint::{Checkpoint, FloatKind, SourceDType};
+use burn_paged_checkpoint::FloatKind;
 
 use crate::error::LoadError;
 
@@ -68,7 +68,9 @@ impl fmt::Debug for LoadOptions {
 }
 
 /// How far loading has come. The last call has `bytes == total_bytes`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+///
+/// [Random weights](crate::RandomWeights) have no files: all numbers are 0.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LoadProgress {
     /// Bytes of the files that are done.
     pub bytes: u64,
@@ -131,14 +133,14 @@ impl FromStr for ModelDType {
 /// The dtype to load in: the tensor library's name and the file reader's name of one thing.
 pub(crate) fn settle_dtype(
     options: &LoadOptions,
-    checkpoint: &Checkpoint,
+    stored: FloatKind,
 ) -> Result<(DType, FloatKind), LoadError> {
-    let (device, stored) = (&options.device, stored_kind(checkpoint));
+    let device = &options.device;
     let is_supported = |kind| device.supports_dtype(to_dtype(kind));
     match choose(options.dtype, stored, is_cpu(device), is_supported) {
         Ok(kind) => {
             if kind != stored {
-                log::info!("checkpoint holds {stored}; computing in {kind} on {device:?}");
+                log::info!("weights are stored in {stored}; computing in {kind} on {device:?}");
             }
             Ok((to_dtype(kind), kind))
         }
@@ -175,26 +177,6 @@ fn to_dtype(kind: FloatKind) -> DType {
         FloatKind::F16 => DType::F16,
         FloatKind::BF16 => DType::BF16,
     }
-}
-
-/// The float type that most bytes of the checkpoint are stored in. Quantised weights count as bf16: it has the range of the
-/// activations that such models were trained with, which f16 has not.
-fn stored_kind(checkpoint: &Checkpoint) -> FloatKind {
-    let kinds = [FloatKind::F32, FloatKind::F16, FloatKind::BF16];
-    let mut bytes = [0u64; 3];
-    for info in checkpoint
-        .names()
-        .filter_map(|name| checkpoint.info(name).ok())
-    {
-        let at = match info.dtype {
-            SourceDType::F32 => 0,
-            SourceDType::F16 => 1,
-            _ => 2,
-        };
-        bytes[at] += info.num_bytes as u64;
-    }
-    let most = (0..3).max_by_key(|at| bytes[*at]).unwrap_or(0);
-    kinds[most]
 }
 
 /// Whether the device is this machine's processor.

@@ -1,11 +1,11 @@
-//! Which family loads a checkpoint.
+//! Which family loads a model.
 
-use burn_paged_checkpoint::Checkpoint;
 use serde_json::Value;
 
 use crate::causal_lm::CausalLm;
 use crate::error::LoadError;
 use crate::options::LoadOptions;
+use crate::source::WeightSource;
 use crate::weights::{WeightLoader, load_with};
 
 /// A model crate's entry: the architectures that it knows, and how it loads them.
@@ -17,7 +17,7 @@ pub struct ModelFamily {
     pub load: fn(&mut WeightLoader<'_>) -> Result<Box<dyn CausalLm>, LoadError>,
 }
 
-/// Loads a checkpoint with the family that knows its architecture.
+/// Loads a checkpoint, or [random weights](crate::RandomWeights), with the family that knows the architecture.
 ///
 /// # Errors
 /// [`LoadError::UnsupportedArchitecture`] if no family does, with the list of those that are; else as [`load_with`].
@@ -37,24 +37,25 @@ pub struct ModelFamily {
 ///     Ok(())
 /// }
 /// ```
-pub fn load_model(
+pub fn load_model<'a>(
     families: &[ModelFamily],
-    checkpoint: &Checkpoint,
-    options: &LoadOptions,
+    source: impl Into<WeightSource<'a>>,
+    options: &'a LoadOptions,
 ) -> Result<Box<dyn CausalLm>, LoadError> {
-    let found = architecture(checkpoint.config());
+    let source = source.into();
+    let found = architecture(source.config());
     let family = families
         .iter()
         .find(|family| family.architectures.contains(&found));
     let Some(family) = family else {
         let supported = families.iter().flat_map(|family| family.architectures);
         return Err(LoadError::UnsupportedArchitecture {
-            path: checkpoint.path().to_path_buf(),
+            path: source.path().to_path_buf(),
             found: found.to_owned(),
             supported: supported.map(|name| (*name).to_owned()).collect(),
         });
     };
-    load_with(checkpoint, options, family.load)
+    load_with(source, options, family.load)
 }
 
 /// What a configuration calls its architecture: the first of `architectures`, else `model_type`.

@@ -1,12 +1,15 @@
-//! From a checkpoint to tensors on a device, one at a time, with an account of what was missing and what was left over.
+//! From a source of weights to tensors on a device, one at a time, with an account of what was missing and what was left
+//! over.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_paged_checkpoint::{Checkpoint, FloatData, FloatKind, HostTensor};
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::config::{ConfigError, parse_config};
 use crate::error::{LoadError, Misshapen, list};
 use crate::options::{LoadOptions, LoadProgress, settle_dtype};
+use crate::source::WeightSource;
 
 /// Buffers that older checkpoints carry and every model computes itself.
 const COMPUTED: [&str; 1] = [".rotary_emb.inv_freq"];
@@ -20,7 +23,7 @@ const COMPUTED: [&str; 1] = [".rotary_emb.inv_freq"];
 /// Tensors are read, converted and uploaded one by one: beside the model, host memory holds one tensor.
 #[derive(Debug)]
 pub struct WeightLoader<'a> {
-    checkpoint: &'a Checkpoint,
+    source: WeightSource<'a>,
     options: &'a LoadOptions,
     dtype: DType,
     kind: FloatKind,
@@ -37,21 +40,28 @@ pub struct WeightLoader<'a> {
 /// - what `build` returns;
 /// - [`LoadError::Weights`] with all missing and all misshapen tensors;
 /// - [`LoadError::UnsupportedDType`] if the options force a dtype that the device does not compute in.
-pub fn load_with<M>(
-    checkpoint: &Checkpoint,
-    options: &LoadOptions,
+pub fn load_with<'a, M>(
+    source: impl Into<WeightSource<'a>>,
+    options: &'a LoadOptions,
     build: impl FnOnce(&mut WeightLoader<'_>) -> Result<M, LoadError>,
 ) -> Result<M, LoadError> {
-    let (dtype, kind) = settle_dtype(options, checkpoint)?;
-    let progress = LoadProgress {
-        bytes: 0,
-        total_bytes: checkpoint.total_bytes(),
-        tensors: 0,
-        total_tensors: checkpoint.num_tensors(),
-    };
+    let source = source.into();
+    let (dtype, kind) = settle_dtype(options, source.stored_kind())?;
+    let mut progress = LoadProgress::default();
+    match source {
+        WeightSource::Checkpoint(checkpoint) => {
+            progress.total_bytes = checkpoint.total_bytes();
+            progress.total_tensors = checkpoint.num_tensors();
+        }
+        WeightSource::Random(random) => log::warn!(
+            "weights are random, the model answers with noise: seed {}, standard deviation {}",
+            random.seed(),
+            random.std()
+        ),
+    }
     let (missing, misshapen) = (Vec::new(), Vec::new());
     let mut loader = WeightLoader {
-        checkpoint,
+        source,
         options,
         dtype,
         kind,
@@ -65,9 +75,14 @@ pub fn load_with<M>(
 }
 
 impl<'a> WeightLoader<'a> {
-    /// The checkpoint.
-    pub fn checkpoint(&self) -> &'a Checkpoint {
-        self.checkpoint
+    /// Where the weights come from.
+    pub fn source(&self) -> WeightSource<'a> {
+        self.source
+    }
+
+    /// The whole configuration, for what [`config`](Self::config) does not cover.
+    pub fn config_json(&self) -> &'a Value {
+        self.source.config()
     }
 
     /// The caller's choices.
@@ -85,17 +100,17 @@ impl<'a> WeightLoader<'a> {
         self.dtype
     }
 
-    /// The configuration of the checkpoint as the model's own type.
+    /// The configuration as the model's own type.
     ///
     /// # Errors
     /// [`LoadError::Config`] naming the field.
     pub fn config<T: DeserializeOwned>(&self) -> Result<T, LoadError> {
-        parse_config(self.checkpoint.config()).map_err(|source| self.config_error(source))
+        parse_config(self.config_json()).map_err(|source| self.config_error(source))
     }
 
-    /// A fault in the configuration, with the path of the checkpoint.
+    /// A fault in the configuration, with the path of the files.
     pub fn config_error(&self, source: ConfigError) -> LoadError {
-        LoadError::config(self.checkpoint.path(), source)
+        LoadError::config(self.source.path(), source)
     }
 
     /// The positions that the model is loaded for: those that were asked for, or all that it supports.
@@ -110,9 +125,12 @@ impl<'a> WeightLoader<'a> {
         }
     }
 
-    /// Whether the checkpoint has a tensor of this name.
+    /// Whether a tensor of this name is stored.
     pub fn contains(&self, name: &str) -> bool {
-        self.checkpoint.contains(name)
+        match self.source {
+            WeightSource::Checkpoint(checkpoint) => checkpoint.contains(name),
+            WeightSource::Random(_) => false,
+        }
     }
 
     /// Loads a tensor.
@@ -124,13 +142,7 @@ impl<'a> WeightLoader<'a> {
         name: &str,
         shape: [usize; D],
     ) -> Result<Tensor<D>, LoadError> {
-        self.check(name, &shape);
-        if self.is_faulty() {
-            return Ok(self.placeholder(shape));
-        }
-        let host = self.checkpoint.read(name, self.kind)?;
-        self.advance(&[name])?;
-        Ok(self.upload(host, shape))
+        self.load(&[(name, shape.first().copied().unwrap_or(1))], shape)
     }
 
     /// Loads a tensor that the checkpoint may lack.
@@ -167,18 +179,11 @@ impl<'a> WeightLoader<'a> {
             total == shape[0],
             "parts have {total} rows, the shape is {shape:?}"
         );
-        for (name, rows) in parts {
-            let mut part = shape;
-            part[0] = *rows;
-            self.check(name.as_ref(), &part);
-        }
-        if self.is_faulty() {
-            return Ok(self.placeholder(shape));
-        }
-        let names: Vec<&str> = parts.iter().map(|(name, _)| name.as_ref()).collect();
-        let host = self.checkpoint.read_stacked(&names, self.kind)?;
-        self.advance(&names)?;
-        Ok(self.upload(host, shape))
+        let parts: Vec<(&str, usize)> = parts
+            .iter()
+            .map(|(name, rows)| (name.as_ref(), *rows))
+            .collect();
+        self.load(&parts, shape)
     }
 
     /// Reads a small vector to the host in f32, if the checkpoint has it: for what goes into a table and not into a product.
@@ -194,10 +199,13 @@ impl<'a> WeightLoader<'a> {
             return Ok(None);
         }
         self.check(name, &[len]);
+        let WeightSource::Checkpoint(checkpoint) = self.source else {
+            return Ok(None);
+        };
         if self.is_faulty() {
             return Ok(None);
         }
-        let host = self.checkpoint.read(name, FloatKind::F32)?;
+        let host = checkpoint.read(name, FloatKind::F32)?;
         self.advance(&[name])?;
         match host.data {
             FloatData::F32(values) => Ok(Some(values)),
@@ -207,9 +215,45 @@ impl<'a> WeightLoader<'a> {
 
     /// Says that the model does without this tensor on purpose, so that it is not reported as unused.
     pub fn ignore(&mut self, name: &str) {
-        if self.checkpoint.mark_used(name).is_ok() {
+        if let WeightSource::Checkpoint(checkpoint) = self.source
+            && checkpoint.mark_used(name).is_ok()
+        {
             log::debug!("{name} is not needed");
         }
+    }
+
+    /// Loads parts that lie one below the other, which may be one.
+    fn load<const D: usize>(
+        &mut self,
+        parts: &[(&str, usize)],
+        shape: [usize; D],
+    ) -> Result<Tensor<D>, LoadError> {
+        let checkpoint = match self.source {
+            WeightSource::Checkpoint(checkpoint) => checkpoint,
+            // A stack of parts is drawn as a whole, under the name of its first.
+            WeightSource::Random(random) => {
+                return Ok(self.persistent((), |()| {
+                    random.tensor(parts[0].0, shape, self.device(), self.dtype)
+                }));
+            }
+        };
+        for (name, rows) in parts {
+            let mut part = shape;
+            if let Some(first) = part.first_mut() {
+                *first = *rows;
+            }
+            self.check(name, &part);
+        }
+        if self.is_faulty() {
+            return Ok(self.placeholder(shape));
+        }
+        let names: Vec<&str> = parts.iter().map(|(name, _)| *name).collect();
+        let host = match names[..] {
+            [name] => checkpoint.read(name, self.kind)?,
+            _ => checkpoint.read_stacked(&names, self.kind)?,
+        };
+        self.advance(&names)?;
+        Ok(self.upload(host, shape))
     }
 
     fn is_faulty(&self) -> bool {
@@ -218,7 +262,10 @@ impl<'a> WeightLoader<'a> {
 
     /// Notes a tensor that cannot be loaded.
     fn check(&mut self, name: &str, expected: &[usize]) {
-        match self.checkpoint.info(name) {
+        let WeightSource::Checkpoint(checkpoint) = self.source else {
+            return;
+        };
+        match checkpoint.info(name) {
             Err(_) => self.missing.push(name.to_owned()),
             Ok(info) if info.shape != expected => self.misshapen.push(Misshapen {
                 name: name.to_owned(),
@@ -240,14 +287,25 @@ impl<'a> WeightLoader<'a> {
             FloatData::F16(values) => TensorData::new(values, shape),
             FloatData::BF16(values) => TensorData::new(values, shape),
         };
-        let (device, dtype) = (self.device(), self.dtype);
-        // Weights live as long as the model: the persistent pool keeps them out of the way of a step's allocations.
-        device.memory_persistent_allocations(data, |data| Tensor::from_data(data, (device, dtype)))
+        let options = (self.device(), self.dtype);
+        self.persistent(data, |data| Tensor::from_data(data, options))
+    }
+
+    /// Weights live as long as the model: the persistent pool keeps them out of the way of a step's allocations.
+    fn persistent<I: Send, const D: usize>(
+        &self,
+        input: I,
+        make: impl Fn(I) -> Tensor<D> + Send,
+    ) -> Tensor<D> {
+        self.device().memory_persistent_allocations(input, make)
     }
 
     fn advance(&mut self, names: &[&str]) -> Result<(), LoadError> {
+        let WeightSource::Checkpoint(checkpoint) = self.source else {
+            return Ok(());
+        };
         for name in names {
-            self.progress.bytes += self.checkpoint.info(name)?.num_bytes as u64;
+            self.progress.bytes += checkpoint.info(name)?.num_bytes as u64;
             self.progress.tensors += 1;
         }
         self.report();
@@ -262,7 +320,7 @@ impl<'a> WeightLoader<'a> {
 
     fn finish(mut self) -> Result<(), LoadError> {
         if self.is_faulty() {
-            let path = self.checkpoint.path().to_path_buf();
+            let path = self.source.path().to_path_buf();
             let (missing, misshapen) = (self.missing, self.misshapen);
             return Err(LoadError::Weights {
                 path,
@@ -270,20 +328,26 @@ impl<'a> WeightLoader<'a> {
                 misshapen,
             });
         }
-        let is_computed = |name: &str| COMPUTED.iter().any(|end| name.ends_with(end));
-        let mut unused = self.checkpoint.unused();
-        unused.retain(|name| !is_computed(name));
-        if !unused.is_empty() {
-            let path = self.checkpoint.path().display();
-            log::warn!(
-                "{} tensors of {path} are not used: {}",
-                unused.len(),
-                list(&unused)
-            );
+        if let WeightSource::Checkpoint(checkpoint) = self.source {
+            warn_of_unused(checkpoint);
         }
         self.progress.bytes = self.progress.total_bytes;
         self.progress.tensors = self.progress.total_tensors;
         self.report();
         Ok(())
+    }
+}
+
+fn warn_of_unused(checkpoint: &Checkpoint) {
+    let is_computed = |name: &str| COMPUTED.iter().any(|end| name.ends_with(end));
+    let mut unused = checkpoint.unused();
+    unused.retain(|name| !is_computed(name));
+    if !unused.is_empty() {
+        let path = checkpoint.path().display();
+        log::warn!(
+            "{} tensors of {path} are not used: {}",
+            unused.len(),
+            list(&unused)
+        );
     }
 }

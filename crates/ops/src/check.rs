@@ -136,12 +136,19 @@ pub(crate) fn metadata(op: &str, metadata: &AttentionMetadata, geometry: CacheGe
         geometry.block_size
     );
     let num_blocks = geometry.num_blocks;
-    for sequence in 0..metadata.num_seqs() {
-        let row = metadata.block_table().row(sequence);
-        let worst = row.iter().copied().max().unwrap_or(-1);
-        assert!(
-            i64::from(worst) < num_blocks as i64,
-            "{op}: sequence {sequence} names block {worst}, the cache has {num_blocks}"
-        );
+    let table = metadata.block_table();
+    let worst = table.largest();
+    if i64::from(worst) >= num_blocks as i64 {
+        let sequence = (0..table.num_seqs()).find(|sequence| table.row(*sequence).contains(&worst));
+        let sequence = sequence.map_or("a sequence".to_owned(), |at| format!("sequence {at}"));
+        panic!("{op}: {sequence} names block {worst}, the cache has {num_blocks}");
     }
+}
+
+/// A device that reads the metadata of a step on the host cannot serve one that is there on the device alone.
+pub(crate) fn has_host_values(op: &str, metadata: &AttentionMetadata) {
+    assert!(
+        !metadata.is_for_replays(),
+        "{op}: the metadata is for replays, and its values are on the device alone"
+    );
 }

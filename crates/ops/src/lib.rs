@@ -12,8 +12,9 @@
 //! | [`store_kv`], [`gather_kv`] | write new K and V to their slots; read sequences back packed |
 //! | [`varlen_attention`], [`paged_attention`] | attention over packed keys, over the cache by block table |
 //! | [`merge_attention`] | joins two partial results by their log-sum-exp |
-//! | [`rms_norm`], [`add_rms_norm`], [`rotary`], [`rotary_and_store`], [`silu_and_mul`], [`linear`], [`embedding`] | the rest of a decoder layer |
+//! | [`rms_norm`], [`add_rms_norm`], [`rotary`], [`rotary_and_store`], [`silu_and_mul`], [`linear`], [`gated_linear`], [`embedding`] | the rest of a decoder layer |
 //! | [`greedy`], [`sample`] | logits to token ids; [`sampling`] has the host form |
+//! | [`capture()`], [`StepWords`], [`AttentionMetadata::for_replays`] | a decode that the device runs again as one piece |
 //!
 //! Each has a slow twin in [`mod@reference`] in plain tensor ops, which is the oracle of the tests and runs on backends
 //! without an implementation of their own.
@@ -22,7 +23,7 @@
 //!
 //! No backend by default. `flex` (pure Rust), `cpu` (CubeCL's JIT CPU runtime), `cuda`, `cuda-hopper` (CUDA through the
 //! CUDA C++ compiler), `vulkan`, `metal`, `wgpu`, `rocm`: one per runtime, named as in Burn. `fusion`: Burn's kernel
-//! fusion around the ops.
+//! fusion around the ops. `persistence`: `keep_compiled_kernels`, with which a program finds compiled kernels on disk.
 //!
 //! # Errors
 //!
@@ -31,6 +32,7 @@
 //! [`MetadataError`] and [`CacheError`].
 
 mod backends;
+mod capture;
 mod check;
 mod functions;
 mod ops;
@@ -38,6 +40,9 @@ pub mod reference;
 pub mod sampling;
 mod types;
 
+#[cfg(feature = "persistence")]
+pub use burn_paged_kernels::keep_compiled_kernels;
+pub use capture::{CaptureError, CapturedStep, capture, supports_capture};
 pub use functions::*;
 pub use ops::{ImplementedBy, InferenceOps, implemented_by};
 pub use types::*;

@@ -4,6 +4,8 @@ use burn::backend::{
     Backend, Dispatch, DispatchDevice, backend_extension,
     tensor::{FloatTensor, IntTensor},
 };
+#[cfg(all(feature = "cube", feature = "fusion"))]
+use burn::tensor::Shape;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use crate::{
@@ -64,13 +66,17 @@ mod results {
         Shape::new([x[0], x[1] / 2])
     }
 
+    pub(super) fn gated_product_of(x: &Shape, weight: &Shape) -> Shape {
+        Shape::new([x[0], weight[0] / 2])
+    }
+
     pub(super) fn product_of(x: &Shape, weight: &Shape) -> Shape {
         Shape::new([x[0], weight[0]])
     }
 }
 
 #[cfg(all(feature = "cube", feature = "fusion"))]
-use results::{half_of, ids, log_sum_exp, packed, product_of};
+use results::{gated_product_of, half_of, ids, log_sum_exp, packed, product_of};
 
 /// The ops that a backend computes itself. Arguments are checked by the public functions before.
 ///
@@ -186,6 +192,10 @@ pub trait InferenceOps: Backend {
     #[fusion(dtype = x, shape = product_of(x, weight))]
     fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
 
+    /// See [`gated_linear`](crate::gated_linear).
+    #[fusion(dtype = x, shape = gated_product_of(x, weight))]
+    fn gated_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
+
     /// See [`greedy`](crate::greedy).
     #[fusion(meta = |logits| ids(logits))]
     fn greedy(logits: FloatTensor<Self>) -> IntTensor<Self>;
@@ -193,6 +203,14 @@ pub trait InferenceOps: Backend {
     /// See [`sample`](crate::sample); `options` is `[num_rows, 8]` i32, the words of each row's options.
     #[fusion(meta = |logits, _options| ids(logits))]
     fn sample(logits: FloatTensor<Self>, options: IntTensor<Self>) -> IntTensor<Self>;
+
+    /// See [`StepWords::write`](crate::StepWords::write): writes in place though others hold views of the words.
+    #[fusion(dtype = words, shape = words)]
+    fn write_words(words: IntTensor<Self>, values: Vec<i32>) -> IntTensor<Self>;
+
+    /// See [`StepWords::view`](crate::StepWords::view).
+    #[fusion(dtype = words, shape = Shape::from(shape.clone()))]
+    fn view_words(words: IntTensor<Self>, start: usize, shape: Vec<usize>) -> IntTensor<Self>;
 }
 
 pub(crate) fn store_kv(
@@ -375,18 +393,35 @@ pub(crate) fn linear(x: Tensor<2>, weight: &Tensor<2>, bias: Option<&Tensor<1>>)
     }
 }
 
+/// True where the trait's [`gated_linear`](InferenceOps::gated_linear) is one kernel for `weight`.
+pub(crate) fn has_gated_linear(weight: &Tensor<2>) -> bool {
+    match weight.device().as_dispatch() {
+        #[cfg(feature = "cube")]
+        DispatchDevice::Cube(device) => {
+            let client = device.client();
+            crate::backends::cube::has_gated_linear(client, weight.dims(), weight.dtype())
+        }
+        #[allow(unreachable_patterns)] // As in `implemented_by`.
+        _ => false,
+    }
+}
+
+pub(crate) fn gated_linear(x: Tensor<2>, weight: &Tensor<2>) -> Tensor<2> {
+    let weight = weight.clone().into_dispatch();
+    Tensor::from_dispatch(Dispatch::gated_linear(x.into_dispatch(), weight))
+}
+
 pub(crate) fn greedy(logits: Tensor<2>) -> Tensor<1, Int> {
     Tensor::from_dispatch(Dispatch::greedy(logits.into_dispatch()))
 }
 
 /// True where the trait's [`sample`](InferenceOps::sample) takes rows of this length.
-pub(crate) fn has_sample(logits: &Tensor<2>) -> bool {
-    let device = logits.device();
+pub(crate) fn has_sample(device: &Device, vocab_size: usize) -> bool {
     match device.as_dispatch() {
         #[cfg(feature = "cube")]
-        DispatchDevice::Cube(_) => logits.dims()[1] <= burn_paged_kernels::SAMPLE_MAX_VOCAB,
+        DispatchDevice::Cube(_) => vocab_size <= burn_paged_kernels::SAMPLE_MAX_VOCAB,
         #[allow(unreachable_patterns)] // As in `implemented_by`.
-        _ => has_implementation(&device),
+        _ => has_implementation(device),
     }
 }
 
@@ -396,8 +431,25 @@ pub(crate) fn sample(logits: Tensor<2>, options: &[SamplingOptions]) -> Tensor<1
         .collect();
     let words = TensorData::new(words, [options.len(), SAMPLING_WORDS]);
     let words = Tensor::<2, Int>::from_data(words, (&logits.device(), DType::I32));
+    sample_by_words(logits, words)
+}
+
+pub(crate) fn sample_by_words(logits: Tensor<2>, words: Tensor<2, Int>) -> Tensor<1, Int> {
     Tensor::from_dispatch(Dispatch::sample(
         logits.into_dispatch(),
         words.into_dispatch(),
     ))
+}
+
+pub(crate) fn write_words(words: Tensor<1, Int>, values: Vec<i32>) -> Tensor<1, Int> {
+    Tensor::from_dispatch(Dispatch::write_words(words.into_dispatch(), values))
+}
+
+pub(crate) fn view_words<const D: usize>(
+    words: &Tensor<1, Int>,
+    start: usize,
+    shape: [usize; D],
+) -> Tensor<D, Int> {
+    let words = words.clone().into_dispatch();
+    Tensor::from_dispatch(Dispatch::view_words(words, start, shape.to_vec()))
 }

@@ -284,7 +284,7 @@ impl Qwen3 {
             false => Linear::load(loader, "lm_head", [vocab_size, hidden_size], false)?,
         };
         let spec = ModelSpec {
-            architecture: architecture(loader.checkpoint().config()).to_owned(),
+            architecture: architecture(loader.config_json()).to_owned(),
             num_layers: config.num_hidden_layers,
             num_kv_heads: config.num_key_value_heads,
             head_dim: config.head_dim,
@@ -310,7 +310,7 @@ fn load_rope(
     config: &Qwen3Config,
 ) -> Result<(RotaryTable, usize), LoadError> {
     let error = |source| loader.config_error(source);
-    let json = loader.checkpoint().config();
+    let json = loader.config_json();
     let rope = RopeConfig::from_config(json, config.max_position_embeddings).map_err(error)?;
     let max_positions = loader.max_positions(rope.max_positions())?;
     let frequencies = rope

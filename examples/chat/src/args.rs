@@ -71,6 +71,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = block_size)]
     pub(crate) block_size: usize,
 
+    /// Run every step kernel by kernel. Without it, a GPU that can captures the steps of an answer once and replays them
+    #[arg(long)]
+    pub(crate) no_graphs: bool,
+
     /// Continue the prompt's text: no chat template
     #[arg(long, requires = "prompt")]
     pub(crate) raw: bool,

@@ -29,7 +29,7 @@ fn missing(path: &Path) -> String {
 }
 
 /// The user's cache folder, by the XDG base directory specification: a relative `XDG_CACHE_HOME` does not count.
-fn cache() -> Option<PathBuf> {
+pub(crate) fn cache() -> Option<PathBuf> {
     let named = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     named
         .filter(|path| path.is_absolute())

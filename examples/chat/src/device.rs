@@ -1,8 +1,9 @@
 //! The compute device: its name on the command line, and starting it without a crash.
 
 use std::fmt;
-use std::panic;
+use std::panic::{self, PanicHookInfo};
 use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{Device, Tensor};
 
@@ -16,6 +17,25 @@ pub(crate) enum DeviceChoice {
     Vulkan,
     Metal,
     Wgpu,
+}
+
+/// Why there is no device.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum DeviceError {
+    /// This binary was built without it.
+    #[error(
+        "device {device} is not compiled into this binary: build it with `--features {}`, \
+         or run `cargo xtask chat --device {device}`",
+        device.feature()
+    )]
+    NotCompiledIn { device: DeviceChoice },
+    /// Its driver is missing or broken.
+    #[error("device {device} does not start; it needs {}: {reason}", device.needs())]
+    DoesNotStart {
+        device: DeviceChoice,
+        /// What the driver, or who looked for it, said first; one line.
+        reason: String,
+    },
 }
 
 impl DeviceChoice {
@@ -35,25 +55,40 @@ impl DeviceChoice {
         }
     }
 
+    /// What has to be on the machine.
+    fn needs(self) -> &'static str {
+        match self {
+            Self::Flex => "nothing but a processor",
+            Self::Cpu => "a processor that LLVM compiles for",
+            Self::Cuda(_) if cfg!(feature = "cuda-hopper") => {
+                "an NVIDIA GPU, its driver (libcuda), and of the CUDA toolkit NVRTC (libnvrtc) and the headers"
+            }
+            Self::Cuda(_) => "an NVIDIA GPU and its driver (libcuda)",
+            Self::Rocm(_) => "an AMD GPU and ROCm (libamdhip64)",
+            Self::Vulkan => "a Vulkan driver and its loader (libvulkan)",
+            Self::Metal => "a GPU of Apple's",
+            Self::Wgpu => "a driver for Vulkan, Metal or Direct3D",
+        }
+    }
+
     /// Starts the device and lets it compute once, so that a missing driver shows here and not in the middle of an
     /// answer.
     ///
     /// # Errors
-    /// If the device is not compiled in, or does not start; the message is one line.
-    pub(crate) fn start(self) -> Result<Device, String> {
+    /// [`DeviceError`]; its message is one line.
+    pub(crate) fn start(self) -> Result<Device, DeviceError> {
         let Some(make) = self.constructor() else {
-            let feature = self.feature();
-            return Err(format!(
-                "device {self} is not compiled into this binary: build it with `--features {feature}`, \
-                 or run `cargo xtask chat --device {self}`"
-            ));
+            return Err(DeviceError::NotCompiledIn { device: self });
         };
         quietly(|| {
             let device = make();
             probe(&device).map(|()| device)
         })
         .and_then(|result| result)
-        .map_err(|reason| format!("device {self} does not start: {reason}"))
+        .map_err(|reason| DeviceError::DoesNotStart {
+            device: self,
+            reason,
+        })
     }
 
     /// How to make the device; `None` if it is not compiled in.
@@ -129,24 +164,35 @@ fn probe(device: &Device) -> Result<(), String> {
 
 /// Runs `work`; a panic becomes the first line of its message. Drivers that are not there make Burn panic, and a back
 /// trace helps nobody who merely has no such device.
+///
+/// A runtime looks for its driver on a thread of its own, whose panic is the cause, and all that reaches `work` is that the
+/// thread has gone. So the first panic of any thread counts.
 fn quietly<T>(work: impl FnOnce() -> T + panic::UnwindSafe) -> Result<T, String> {
+    // The hook belongs to the process.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let first = Arc::new(Mutex::new(None));
+    let seen = Arc::clone(&first);
     let hook = panic::take_hook();
-    panic::set_hook(Box::new(|_| {}));
+    panic::set_hook(Box::new(move |panic| {
+        let mut first = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        first.get_or_insert_with(|| first_line(panic));
+    }));
     let result = panic::catch_unwind(work);
     panic::set_hook(hook);
-    result.map_err(|payload| {
-        let message = payload
-            .downcast_ref::<String>()
-            .map(String::as_str)
-            .or_else(|| payload.downcast_ref::<&str>().copied())
-            .unwrap_or("its driver gave no reason");
-        message
-            .lines()
-            .map(str::trim)
-            .find(|line| !line.is_empty())
-            .unwrap_or("no reason")
-            .to_owned()
+    result.map_err(|_| {
+        let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
+        first
+            .take()
+            .unwrap_or_else(|| "its driver gave no reason".to_owned())
     })
+}
+
+fn first_line(panic: &PanicHookInfo<'_>) -> String {
+    let message = panic.payload_as_str().unwrap_or_default();
+    let mut lines = message.lines().map(str::trim);
+    let line = lines.find(|line| !line.is_empty());
+    line.unwrap_or("its driver gave no reason").to_owned()
 }
 
 #[cfg(test)]
@@ -167,12 +213,46 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_becomes_its_first_line() {
+    fn a_panic_becomes_the_first_line_of_the_first_message_on_any_thread() {
         assert_eq!(
             quietly(|| -> () { panic!("\n no driver \n at line {}", 3) }),
             Err("no driver".into())
         );
         assert_eq!(quietly(|| 5), Ok(5));
+        let looked_for_elsewhere = || {
+            let thread = std::thread::spawn(|| panic!("cannot load libcuda"));
+            thread.join().expect("the thread answers");
+        };
+        assert_eq!(
+            quietly(looked_for_elsewhere),
+            Err("cannot load libcuda".into())
+        );
+    }
+
+    #[test]
+    fn a_device_that_does_not_start_says_what_it_needs() {
+        let error = DeviceError::DoesNotStart {
+            device: DeviceChoice::Cuda(1),
+            reason: "no such library".into(),
+        };
+        let message = error.to_string();
+        assert!(message.starts_with("device cuda:1 does not start; it needs an NVIDIA GPU"));
+        assert!(message.ends_with("(libcuda): no such library") || cfg!(feature = "cuda-hopper"));
+    }
+
+    /// On a machine without the driver, the message has the name of the library that was looked for.
+    #[cfg(all(feature = "cuda", target_os = "linux"))]
+    #[test]
+    #[allow(clippy::print_stderr)] // Says why there is nothing to test.
+    fn a_missing_driver_is_named() {
+        if std::path::Path::new("/dev/nvidiactl").exists() {
+            eprintln!("skipped: this machine has an NVIDIA driver");
+            return;
+        }
+        let message = DeviceChoice::Cuda(0).start().unwrap_err().to_string();
+        assert!(message.contains("libcuda"), "{message}");
+        assert!(!message.contains("RecvError"), "{message}");
+        assert!(!message.contains('\n'), "{message}");
     }
 
     #[cfg(feature = "flex")]
@@ -184,7 +264,7 @@ mod tests {
     #[cfg(not(feature = "rocm"))]
     #[test]
     fn a_device_that_is_not_compiled_in_names_its_feature() {
-        let message = DeviceChoice::Rocm(1).start().unwrap_err();
+        let message = DeviceChoice::Rocm(1).start().unwrap_err().to_string();
         assert!(message.contains("--features rocm"), "{message}");
         assert!(!message.contains('\n'));
     }

@@ -9,7 +9,7 @@
 //! - `args`: flags; `device`: the device behind `--device`; `default_model`: the model behind no `--model`
 //! - `session`: model, tokenizer and engine together; `answer`: what one request gives
 //! - `once`: `--prompt`; `conversation`: turns, with `input`, `command`, `interrupt` and `stats`
-//! - `progress`: the loading bar; `failure`: exit codes
+//! - `progress`: the loading bar; `kernel_cache`: compiled kernels on disk; `failure`: exit codes
 
 mod answer;
 mod args;
@@ -20,6 +20,7 @@ mod device;
 mod failure;
 mod input;
 mod interrupt;
+mod kernel_cache;
 mod once;
 mod progress;
 mod session;
@@ -62,6 +63,7 @@ fn run(args: &Args) -> Result<(), Failure> {
         Some(path) => path.clone(),
         None => default_model::find().map_err(Failure::refused)?,
     };
+    kernel_cache::enable();
     let device = args.device.start().map_err(Failure::refused)?;
     let mut session = Session::load(&path, device, args)?;
     let mut out = io::stdout();

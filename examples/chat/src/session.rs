@@ -7,8 +7,8 @@ use std::time::Instant;
 use burn::tensor::Device;
 use burn_paged_checkpoint::Checkpoint;
 use burn_paged_engine::{
-    CacheSize, Completion, Engine, EngineConfig, FinishReason, Request, SamplingParams,
-    StopConditions, TokenEvent,
+    CacheSize, Completion, DecodeConfig, DecodeGraphs, Engine, EngineConfig, FinishReason, Request,
+    SamplingParams, StopConditions, TokenEvent,
 };
 use burn_paged_model::{CausalLm, LoadError, LoadOptions, ModelFamily, load_model};
 use burn_paged_text::{ChatOptions, Message, TextModel};
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::answer::Answer;
 use crate::args::{Args, DEFAULT_CONTEXT};
 use crate::failure::Failure;
-use crate::progress::LoadingBar;
+use crate::progress::{CaptureBar, LoadingBar};
 
 /// The model families of this binary, one line each.
 const FAMILIES: &[ModelFamily] = &[burn_paged_llama::FAMILY];
@@ -48,7 +48,7 @@ impl Session {
             .context
             .unwrap_or(DEFAULT_CONTEXT)
             .min(spec.max_positions);
-        let description = json!({
+        let mut description = json!({
             "path": path,
             "architecture": spec.architecture,
             "device": args.device.to_string(),
@@ -61,10 +61,21 @@ impl Session {
             max_num_seqs: 1,
             max_num_batched_tokens: TOKENS_PER_STEP,
             max_model_len: Some(context),
+            decode: DecodeConfig {
+                graphs: if args.no_graphs {
+                    DecodeGraphs::Off
+                } else {
+                    DecodeGraphs::On
+                },
+                ..DecodeConfig::default()
+            },
             ..EngineConfig::default()
         };
-        let engine = Engine::new(model, config)
-            .map_err(Failure::refused)?
+        let mut engine = Engine::new(model, config).map_err(Failure::refused)?;
+        let bar = CaptureBar::new();
+        engine.capture_decodes(|done, total| bar.show(done, total));
+        description["captured_decodes"] = json!(engine.captures_decodes());
+        let engine = engine
             .with_detokenizer(text.tokenizer.clone())
             .with_end_tokens(text.stop_tokens.iter());
         let sampling = SamplingParams {

@@ -20,6 +20,10 @@ mod mma;
 mod mma_decode;
 mod mma_prefill;
 mod options;
+#[cfg_attr(
+    not(feature = "hopper"),
+    allow(dead_code, reason = "some is for kernels that are not compiled in")
+)]
 mod plan;
 mod portable;
 mod problem;

@@ -11,6 +11,7 @@
 
 use cubecl::prelude::*;
 
+use super::gate::gated;
 use super::plan::{Epilogue, LARGE_OUT_COLUMNS, LARGE_TOKENS, large_data_bytes, large_stage_bytes};
 use crate::hopper::{HalfType, mbarrier, shared, tma, warpgroup, wgmma};
 
@@ -172,7 +173,7 @@ pub(super) fn large_linear_kernel<F: Float>(
         }
     } else {
         warpgroup::take_registers(CONSUMER_REGISTERS);
-        let group = unit / warpgroup::UNITS - 1;
+        let group = warpgroup::of(unit) - 1;
         let leads = unit % warpgroup::UNITS == 0;
         let lane = unit % 32;
         let out_map = tma::map_address(out);
@@ -309,12 +310,6 @@ fn biased<F: Float>(
     } else {
         value
     }
-}
-
-/// `silu(gate) · up`
-#[cube]
-fn gated(gate: f32, up: f32) -> f32 {
-    gate / (1.0f32 + (-gate).exp()) * up
 }
 
 #[cfg(test)]

@@ -5,12 +5,23 @@
 //! - `portable.rs`: one unit for each row of the weights; every runtime
 //! - `skinny.rs`: weights streamed once past up to 256 tokens; Hopper
 //! - `large.rs`: tiles of 128 tokens; Hopper
+//! - `gate.rs`: the epilogue of a gated product; Hopper
 //!
 //! The portable form streams the weights once per few tokens and uses no matrix unit: it is for devices without one.
 
 #[cfg(feature = "hopper")]
+mod gate;
+#[cfg(feature = "hopper")]
 mod large;
+#[cfg_attr(
+    not(feature = "hopper"),
+    allow(dead_code, reason = "some is for kernels that are not compiled in")
+)]
 mod launch;
+#[cfg_attr(
+    not(feature = "hopper"),
+    allow(dead_code, reason = "some is for kernels that are not compiled in")
+)]
 mod plan;
 mod portable;
 #[cfg(feature = "hopper")]

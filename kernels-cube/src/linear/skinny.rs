@@ -11,6 +11,7 @@
 
 use cubecl::prelude::*;
 
+use super::gate::gated_quad;
 use super::plan::{Epilogue, skinny_data_bytes, skinny_stage_bytes, skinny_sum_pitch};
 use crate::hopper::{HalfType, cluster, mbarrier, shared, tma, warpgroup, wgmma};
 
@@ -135,7 +136,7 @@ pub(super) fn skinny_linear_kernel<F: Float>(
         }
         sync_plane();
     } else {
-        let group = unit / warpgroup::UNITS;
+        let group = warpgroup::of(unit);
         let mut stage = 0u32.runtime();
         let mut parity = 0u32.runtime();
         let mut used = 0u32.runtime();
@@ -209,7 +210,7 @@ pub(super) fn skinny_linear_kernel<F: Float>(
                     let up_quad = tile * comptime!(spec.features as u32 / 4) + quad + quads;
                     up += Vector::<f32, Const<4>>::cast_from(bias[up_quad as usize]);
                 }
-                value = gated(value, up);
+                value = gated_quad(value, up);
             }
             out[(token * out_stride + out_quad) as usize] = Vector::cast_from(value);
         }
@@ -246,14 +247,4 @@ fn total(place: u32, #[comptime] parts: u32) -> Vector<f32, Const<4>> {
 #[cube]
 fn part_sums(place: u32, #[comptime] part: u32) -> Vector<f32, Const<4>> {
     cluster::load_f32x4(cluster::address_in(place, part.runtime()))
-}
-
-/// `silu(gate) · up`
-#[cube]
-pub(super) fn gated(
-    gate: Vector<f32, Const<4>>,
-    up: Vector<f32, Const<4>>,
-) -> Vector<f32, Const<4>> {
-    let one = Vector::<f32, Const<4>>::new(1.0f32);
-    gate / (one + (-gate).exp()) * up
 }

@@ -173,8 +173,7 @@ fn hopper_plans(launcher: &Launcher, case: &Case) -> Vec<LinearPlan> {
             (128, 3, 8),
         ] {
             let narrow = features == 64 && case.epilogue != Epilogue::None;
-            // The widest batch leaves room for four stages.
-            let stages = stages.min(4 + 2048 / tokens);
+            let stages = stages.min(232_000 / (128 * (features + tokens)));
             if parts as usize <= steps && !narrow {
                 plans.push(LinearPlan::Skinny {
                     tokens,

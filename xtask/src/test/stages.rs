@@ -53,7 +53,7 @@ pub(super) const STAGES: &[Stage] = &[
     },
     Stage {
         name: "clippy",
-        what: "lints, all targets, features flex, cpu, fusion",
+        what: "lints, all targets, features flex, cpu, fusion, hopper",
         run: clippy,
     },
     Stage {
@@ -63,15 +63,15 @@ pub(super) const STAGES: &[Stage] = &[
     },
     Stage {
         name: "test",
-        what: "all tests and examples, features flex, cpu, fusion",
+        what: "all tests and examples, features flex, cpu, fusion, hopper",
         run: test,
     },
 ];
 
 /// What the default build has.
 const FLEX: &[&str] = &["--workspace", "--features", "flex"];
-/// Every backend that runs on a machine without a GPU.
-const HOST: &[&str] = &["--workspace", "--features", "flex,cpu,fusion"];
+/// Every backend that runs on a machine without a GPU, and the kernels that only a compiler sees there.
+const HOST: &[&str] = &["--workspace", "--features", "flex,cpu,fusion,hopper"];
 
 fn packages_and_components() -> Result<(), Failure> {
     packages::ensure(packages::LLVM)?;

@@ -337,3 +337,23 @@ fn removing_frees_in_every_state_and_twice_is_false() {
     );
     assert!(harness.step().is_empty());
 }
+
+#[test]
+fn a_lost_cache_is_computed_again_in_the_old_order() {
+    let mut harness = Harness::new(64, 4, 32);
+    for id in 0..3 {
+        harness.add(id, 8);
+    }
+    let batch = harness.scheduler.schedule();
+    assert_eq!(batch.num_tokens(), 24);
+    harness.scheduler.mark_computed(&batch);
+    assert_eq!(harness.scheduler.preempt_all(), 3);
+    let blocks = harness.scheduler.blocks();
+    assert_eq!(blocks.num_free_blocks(), blocks.num_blocks());
+    assert_eq!(blocks.num_cached_blocks(), 0);
+    let batch = harness.scheduler.schedule();
+    let ids: Vec<u64> = (batch.sequences.iter())
+        .map(|scheduled| scheduled.id.get())
+        .collect();
+    assert_eq!((ids, batch.num_tokens()), (vec![0, 1, 2], 24));
+}

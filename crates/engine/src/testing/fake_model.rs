@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_paged::{PagedKvCache, gather_kv, store_kv};
+use burn_paged::{AttentionMetadata, LayerKv, PagedKvCache, store_kv};
 use burn_paged_model::{CausalLm, ModelInput, ModelSpec};
 
 /// The logits of a history of tokens, prompt included.
@@ -135,29 +135,79 @@ impl CausalLm for FakeModel {
             keys,
             metadata.slot_mapping(),
         );
-        let (k, v) = gather_kv(cache.layer(0), metadata);
-        let (k, v) = (floats(k), floats(v));
-        let (cu_q, cu_k) = (
-            metadata.cu_seqlens_q().host(),
-            metadata.cu_seqlens_k().host(),
-        );
+        let history = History::read(cache.layer(0), metadata);
         let rows: Vec<f32> = ints(&input.logits_indices)
             .into_iter()
-            .flat_map(|row| {
-                let row = row as i32;
-                let sequence = cu_q.partition_point(|begin| *begin <= row) - 1;
-                let num_after = cu_q[sequence + 1] - 1 - row;
-                let begin = cu_k[sequence] as usize * HEAD_DIM;
-                let end = (cu_k[sequence + 1] - num_after) as usize * HEAD_DIM;
-                match k[begin..end] == v[begin..end] {
-                    true => self.row(&k[begin..end]),
-                    false => vec![f32::NAN; self.spec.vocab_size],
-                }
+            .flat_map(|row| match history.of_row(row as usize) {
+                Some(keys) => self.row(keys),
+                None => vec![f32::NAN; self.spec.vocab_size],
             })
             .collect();
         let num_rows = rows.len() / self.spec.vocab_size.max(1);
         let data = TensorData::new(rows, [num_rows, self.spec.vocab_size]);
         Tensor::from_data(data, (&self.spec.device, DType::F32))
+    }
+
+    /// Everything here is read back.
+    fn can_be_captured(&self) -> bool {
+        false
+    }
+}
+
+/// What the sequences of a step have in the cache, by the index tensors as the device has them.
+struct History {
+    /// Keys of all sequences, one after the other.
+    k: Vec<f32>,
+    v: Vec<f32>,
+    /// Where each sequence begins among them, and where the last ends.
+    cu_seqlens_k: Vec<usize>,
+    cu_seqlens_q: Vec<usize>,
+}
+
+impl History {
+    fn read(cache: &LayerKv, metadata: &AttentionMetadata) -> Self {
+        let (table, block_size) = (metadata.block_table(), metadata.block_size());
+        let blocks = ints(&table.tensor().clone().flatten(0, 1));
+        let mut cu_seqlens_k = vec![0];
+        let mut slots = Vec::new();
+        for (sequence, len) in ints(metadata.seq_lens().tensor()).iter().enumerate() {
+            let blocks = &blocks[sequence * table.max_blocks()..];
+            let slot = |position: usize| {
+                blocks[position / block_size] as i32 * block_size as i32
+                    + (position % block_size) as i32
+            };
+            slots.extend((0..*len as usize).map(slot));
+            cu_seqlens_k.push(slots.len());
+        }
+        let num_slots = cache.geometry().num_slots();
+        let data = TensorData::new(slots.clone(), [slots.len()]);
+        let device = cache.k().device();
+        let slots = Tensor::<1, Int>::from_data(data, (&device, DType::I32));
+        let keys = |cache: &Tensor<4>| {
+            let rows = cache.clone().reshape([num_slots, HEAD_DIM]);
+            let rows = rows.select(0, slots.clone());
+            rows.into_data().iter::<f32>().collect()
+        };
+        Self {
+            k: keys(cache.k()),
+            v: keys(cache.v()),
+            cu_seqlens_k,
+            cu_seqlens_q: ints(metadata.cu_seqlens_q().tensor())
+                .into_iter()
+                .map(|offset| offset as usize)
+                .collect(),
+        }
+    }
+
+    /// The keys that a row sees, in order; `None` if it sees none, or if keys and values differ.
+    fn of_row(&self, row: usize) -> Option<&[f32]> {
+        let sequence = self.cu_seqlens_q.partition_point(|begin| *begin <= row) - 1;
+        let num_after = self.cu_seqlens_q[sequence + 1] - 1 - row;
+        let begin = self.cu_seqlens_k[sequence];
+        let end = self.cu_seqlens_k[sequence + 1].checked_sub(num_after)?;
+        let keys = begin * HEAD_DIM..end * HEAD_DIM;
+        let (k, v) = (self.k.get(keys.clone())?, self.v.get(keys)?);
+        (!k.is_empty() && k == v).then_some(k)
     }
 }
 
@@ -194,10 +244,6 @@ fn mix(mut bits: u64) -> u64 {
 
 fn ints(tensor: &Tensor<1, Int>) -> Vec<i64> {
     tensor.clone().into_data().iter::<i64>().collect()
-}
-
-fn floats(tensor: Tensor<3>) -> Vec<f32> {
-    tensor.into_data().iter::<f32>().collect()
 }
 
 #[cfg(all(test, feature = "flex"))]

@@ -7,7 +7,8 @@ use burn_paged::SamplingOptions;
 use burn_paged::sampling::sample_row;
 use burn_paged_engine::testing::{FakeModel, hashed_logits};
 use burn_paged_engine::{
-    CacheSize, Completion, Engine, EngineConfig, Request, RequestId, SamplingParams, TokenEvent,
+    CacheSize, Completion, DecodeConfig, DecodeGraphs, Engine, EngineConfig, Request, RequestId,
+    SamplingParams, TokenEvent,
 };
 
 pub(crate) const VOCAB: usize = 40;
@@ -25,6 +26,18 @@ pub(crate) fn config(num_blocks: usize) -> EngineConfig {
         max_num_batched_tokens: 16,
         seed: Some(5),
         ..EngineConfig::default()
+    }
+}
+
+/// As `config`, with decodes in sizes that leave padding in every second step.
+pub(crate) fn emulated(config: EngineConfig) -> EngineConfig {
+    EngineConfig {
+        decode: DecodeConfig {
+            graphs: DecodeGraphs::Emulated,
+            batch_sizes: Some(vec![1, 3, 8]),
+            context_sizes: Some(vec![9, 30, 1 << 20]),
+        },
+        ..config
     }
 }
 

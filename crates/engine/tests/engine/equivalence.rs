@@ -1,6 +1,6 @@
 //! The same tokens, whatever the path.
 
-use burn_paged_engine::{EngineConfig, FinishReason, Request, SamplingParams};
+use burn_paged_engine::{EngineConfig, EngineMetrics, FinishReason, Request, SamplingParams};
 
 use crate::common::*;
 
@@ -26,7 +26,16 @@ fn mixed() -> Vec<Request> {
         .collect()
 }
 
-fn assert_expected(config: EngineConfig) -> burn_paged_engine::EngineMetrics {
+/// Answers the mixed requests, with decodes as every other step and in fixed sizes. Gives the metrics of the former.
+fn assert_expected(config: EngineConfig) -> EngineMetrics {
+    let metrics = assert_answers(emulated(config.clone()));
+    assert!(metrics.fixed_decodes > 0, "{metrics:?}");
+    let metrics = assert_answers(config);
+    assert_eq!(metrics.fixed_decodes, 0);
+    metrics
+}
+
+fn assert_answers(config: EngineConfig) -> EngineMetrics {
     let mut engine = engine(config);
     let requests = mixed();
     let completions = engine.generate(requests.clone()).unwrap();

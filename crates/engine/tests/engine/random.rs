@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
-use burn_paged_engine::{Engine, EngineConfig, FinishReason, Request, RequestId, SamplingParams};
+use burn_paged_engine::{
+    DecodeConfig, DecodeGraphs, Engine, EngineConfig, FinishReason, Request, RequestId,
+    SamplingParams,
+};
 
 use crate::common::*;
 
@@ -27,7 +30,20 @@ fn random_config(random: &mut Random) -> EngineConfig {
     let block_size = 1 + random.below(5);
     let max_num_seqs = 1 + random.below(5);
     let budget = max_num_seqs + random.below(20);
+    let decode = DecodeConfig {
+        graphs: match random.chance(2) {
+            true => DecodeGraphs::Emulated,
+            false => DecodeGraphs::default(),
+        },
+        batch_sizes: random
+            .chance(2)
+            .then(|| vec![1 + random.below(3), 1 + random.below(5)]),
+        context_sizes: random
+            .chance(2)
+            .then(|| vec![1 + random.below(20), 1 << 20]),
+    };
     EngineConfig {
+        decode,
         block_size,
         max_num_seqs,
         max_num_batched_tokens: budget,

@@ -10,6 +10,7 @@ use burn_paged_model::{CausalLm, LoadError, LoadOptions, ModelDType, load_model,
 use safetensors::Dtype;
 use serde_json::json;
 
+use crate::common::allocator::peak_of;
 use crate::common::files::{self, Tensors};
 use crate::common::oracle::Oracle;
 use crate::common::run::{Rows, Runner, Sequence};
@@ -292,4 +293,31 @@ fn the_registry_finds_the_family_and_fills_the_spec() {
     );
     assert_eq!((spec.vocab_size, spec.max_positions), (67, 40));
     assert_eq!(logits(model.as_ref()), logits_of(folder.path()));
+}
+
+/// On Flex the model itself is host memory, and the buffer that a tensor is read into becomes the tensor. The output layer is
+/// read last and is the largest tensor: a copy of it, or of everything, would show.
+#[test]
+fn loading_holds_no_second_copy_in_host_memory() {
+    let large = Tiny {
+        hidden_size: 96,
+        intermediate_size: 224,
+        vocab_size: 5000,
+        ..Tiny::grouped()
+    };
+    let weights = large.weights();
+    let values: usize = weights.values().map(|tensor| tensor.values.len()).sum();
+    for dtype in [Dtype::F32, Dtype::BF16] {
+        let folder = files::write_with(&large.config(), &Tensors::new());
+        files::write_safetensors(&folder.path().join("model.safetensors"), &weights, dtype);
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let options = LoadOptions::new(device());
+        let (model, peak) = peak_of(|| load_with(&checkpoint, &options, Llama::load).unwrap());
+        assert_eq!(model.spec().dtype, DType::F32);
+        let model = 4 * values;
+        assert!(
+            (model..model + model / 10).contains(&peak),
+            "{peak} bytes for a model of {model}, stored as {dtype:?}"
+        );
+    }
 }

@@ -1,16 +1,15 @@
-//! SmolLM2-135M-Instruct against Hugging Face transformers in f32; the fixture is made by
-//! `tools/reference/make_logits_fixtures.py`.
+//! SmolLM2-135M-Instruct against Hugging Face transformers in f32.
 
-use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use burn_paged_checkpoint::Checkpoint;
 use burn_paged_llama::Llama;
-use burn_paged_model::{LoadOptions, load_with};
-use serde::Deserialize;
+use burn_paged_model::ModelDType;
 
-use crate::common::run::{Rows, Runner, Sequence};
-use crate::common::{argmax, device, largest};
+use crate::common::run::{Runner, Sequence};
+use crate::common::smollm2::{
+    self, Greedy, Prompt, Sample, fixture, greedy_in_one_batch, sampled_logits,
+};
+use crate::common::{argmax, device, gpu, largest};
 
 /// Of the largest logit at a position; also how close two candidates may be for either to count as the greedy one. 2e-3 is
 /// what the model promises; f32 on both sides came within 4e-6.
@@ -18,74 +17,10 @@ const TOLERANCE: f32 = 1e-4;
 /// Between two paths of the same model: products of other sizes sum in another order.
 const PATH_TOLERANCE: f32 = 1e-4;
 
-#[derive(Deserialize)]
-struct Fixture {
-    model: String,
-    prompts: Vec<Prompt>,
-}
-
-#[derive(Deserialize)]
-struct Prompt {
-    name: String,
-    ids: Vec<u32>,
-    samples: Vec<Sample>,
-    greedy: Greedy,
-}
-
-/// Logits after one token of a prompt.
-#[derive(Deserialize)]
-struct Sample {
-    position: usize,
-    /// Largest magnitude, mean and index of the best of all logits.
-    largest: f32,
-    mean: f64,
-    best: usize,
-    /// The best tokens and some others.
-    ids: Vec<usize>,
-    logits: Vec<f32>,
-}
-
-#[derive(Deserialize)]
-struct Greedy {
-    ids: Vec<u32>,
-    /// Distance of the two best logits, relative to the largest.
-    leads: Vec<f32>,
-}
-
-fn fixture() -> Fixture {
-    serde_json::from_str(include_str!("../fixtures/smollm2_logits.json"))
-        .expect("the fixture is JSON")
-}
-
-/// The model, loaded once for all tests.
+/// The model in f32 on the device of the tests, loaded once for all of them.
 fn model() -> &'static Llama {
     static MODEL: OnceLock<Llama> = OnceLock::new();
-    MODEL.get_or_init(|| {
-        let path = model_path(&fixture().model);
-        let checkpoint = Checkpoint::open(&path).expect("the model opens");
-        // No prompt is longer than this with its answer.
-        let options = LoadOptions::new(device()).with_max_positions(2048);
-        load_with(&checkpoint, &options, Llama::load).expect("the model loads")
-    })
-}
-
-fn model_path(name: &str) -> PathBuf {
-    let cache = std::env::var_os("XDG_CACHE_HOME")
-        .map(PathBuf::from)
-        .or_else(|| {
-            let home = std::env::var_os("HOME").map(PathBuf::from);
-            home.map(|home| home.join(".cache"))
-        });
-    let path = cache
-        .expect("a cache folder")
-        .join("burn-paged/models")
-        .join(name);
-    assert!(
-        path.exists(),
-        "{} is not there: run cargo xtask model",
-        path.display()
-    );
-    path
+    MODEL.get_or_init(|| smollm2::load(device(), ModelDType::F32))
 }
 
 fn by_name(name: &str) -> Prompt {
@@ -94,21 +29,6 @@ fn by_name(name: &str) -> Prompt {
         .into_iter()
         .find(|prompt| prompt.name == name)
         .expect("a prompt of the fixture")
-}
-
-/// The logits after each sampled position, from a prompt that is computed in pieces which end there.
-fn sampled_logits(prompt: &Prompt) -> Vec<Vec<f32>> {
-    let mut sequence = Sequence::new(&prompt.ids);
-    let mut runner = Runner::new(model(), 16, 1, prompt.ids.len());
-    let sampled = prompt.samples.iter();
-    sampled
-        .map(|sample| {
-            let count = sample.position + 1 - sequence.num_computed;
-            runner
-                .step(&mut [(&mut sequence, count)], Rows::Last)
-                .remove(0)
-        })
-        .collect()
 }
 
 /// Largest deviation from the sampled logits and from the mean, relative to the largest logit.
@@ -137,7 +57,7 @@ fn logits_of_five_prompts_agree_with_the_reference() {
     assert_eq!(fixture.prompts.len(), 5);
     assert!(fixture.prompts.iter().any(|prompt| prompt.ids.len() > 1000));
     for prompt in &fixture.prompts {
-        for (row, sample) in sampled_logits(prompt).iter().zip(&prompt.samples) {
+        for (row, sample) in sampled_logits(model(), prompt).iter().zip(&prompt.samples) {
             let found = deviation(row, sample);
             let place = format!("{} at {}", prompt.name, sample.position);
             assert!(
@@ -182,42 +102,25 @@ fn assert_greedy(found: &[u32], expected: &Greedy, name: &str) {
     }
 }
 
+fn assert_greedy_of_all_prompts(model: &Llama) {
+    let prompts = fixture().prompts;
+    let count = prompts[0].greedy.ids.len();
+    assert_eq!((prompts.len(), count), (5, 64));
+    let answers = greedy_in_one_batch(model, &prompts, count);
+    for (found, prompt) in answers.iter().zip(&prompts) {
+        assert_greedy(found, &prompt.greedy, &prompt.name);
+    }
+}
+
 #[test]
 fn greedy_tokens_of_five_prompts_in_one_batch_are_the_references() {
-    let fixture = fixture();
-    let count = fixture.prompts[0].greedy.ids.len();
-    assert_eq!(count, 64);
-    let longest = fixture
-        .prompts
-        .iter()
-        .map(|prompt| prompt.ids.len())
-        .max()
-        .unwrap();
-    let mut runner = Runner::new(model(), 16, fixture.prompts.len(), longest + count);
-    let mut sequences: Vec<Sequence> = fixture
-        .prompts
-        .iter()
-        .map(|prompt| Sequence::new(&prompt.ids))
-        .collect();
-    for _ in 0..count {
-        let mut step: Vec<_> = sequences
-            .iter_mut()
-            .map(|sequence| {
-                let left = sequence.tokens.len() - sequence.num_computed;
-                (sequence, left)
-            })
-            .collect();
-        let logits = runner.step(&mut step, Rows::Last);
-        for (sequence, row) in sequences.iter_mut().zip(logits) {
-            sequence.tokens.push(argmax(&row) as u32);
-        }
-    }
-    for (sequence, prompt) in sequences.iter().zip(&fixture.prompts) {
-        assert_greedy(
-            &sequence.tokens[prompt.ids.len()..],
-            &prompt.greedy,
-            &prompt.name,
-        );
+    assert_greedy_of_all_prompts(model());
+}
+
+#[test]
+fn greedy_tokens_in_f32_on_a_gpu_are_the_references() {
+    if let Some(device) = gpu() {
+        assert_greedy_of_all_prompts(&smollm2::load(device, ModelDType::F32));
     }
 }
 

@@ -4,15 +4,18 @@ use burn::backend::{
     cubecl::dtype_to_storage_type,
     tensor::{FloatTensor, IntTensor},
 };
-use burn::tensor::{DType, Shape};
+use burn::tensor::{Bytes, DType, Shape};
 use burn_cubecl::{
     CubeBackend, kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype,
     tensor::CubeTensor,
 };
 use burn_paged_kernels::{
-    self as kernels, KernelError, Keys, Launcher, LinearPlan, LinearProblem, PartialAttention,
-    TensorRef,
+    self as kernels, Epilogue, KernelError, Keys, Launcher, LinearPlan, LinearProblem,
+    PartialAttention, TensorRef,
 };
+use cubecl::prelude::Client;
+
+use cubecl::server::Handle;
 
 use crate::{AttentionOptions, ops::InferenceOps};
 
@@ -104,6 +107,27 @@ fn attend(
         &kernel_options(options, shape[2]),
     ));
     (out, lse)
+}
+
+/// Launches a product with weights and gives `out_features` columns.
+fn multiply(
+    x: CubeTensor,
+    weight: CubeTensor,
+    epilogue: Epilogue,
+    out_features: usize,
+) -> CubeTensor {
+    let (x, weight) = (rows(x), rows(weight));
+    let shape = Shape::new([x.meta.shape()[0], out_features]);
+    let out = output(&x, shape, x.dtype);
+    launched(kernels::linear(
+        &launcher(&x),
+        &tensor_ref(&x),
+        &tensor_ref(&weight),
+        None,
+        epilogue,
+        &tensor_ref(&out),
+    ));
+    out
 }
 
 impl InferenceOps for CubeBackend {
@@ -324,18 +348,13 @@ impl InferenceOps for CubeBackend {
     }
 
     fn linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
-        let (x, weight) = (rows(x), rows(weight));
-        let shape = Shape::new([x.meta.shape()[0], weight.meta.shape()[0]]);
-        let out = output(&x, shape, x.dtype);
-        launched(kernels::linear(
-            &launcher(&x),
-            &tensor_ref(&x),
-            &tensor_ref(&weight),
-            None,
-            kernels::Epilogue::None,
-            &tensor_ref(&out),
-        ));
-        out
+        let out_features = weight.meta.shape()[0];
+        multiply(x, weight, Epilogue::None, out_features)
+    }
+
+    fn gated_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        let out_features = weight.meta.shape()[0] / 2;
+        multiply(x, weight, Epilogue::SiluAndMul, out_features)
     }
 
     fn greedy(logits: FloatTensor<Self>) -> IntTensor<Self> {
@@ -360,23 +379,56 @@ impl InferenceOps for CubeBackend {
         ));
         ids
     }
+
+    fn write_words(words: IntTensor<Self>, values: Vec<i32>) -> IntTensor<Self> {
+        // Into the allocation itself, shared or not: a captured step reads it where it lies. The write takes its place in
+        // the queue of the stream, behind what reads the old values.
+        let handle = words_handle(&words, 0, values.len());
+        words.client.write(&handle, Bytes::from_elems(values));
+        words
+    }
+
+    fn view_words(words: IntTensor<Self>, start: usize, shape: Vec<usize>) -> IntTensor<Self> {
+        // Not Burn's slice, which copies where the end of the view is not aligned.
+        let handle = words_handle(&words, start, shape.iter().product());
+        let (client, device) = (words.client.clone(), words.device.clone());
+        CubeTensor::new_contiguous(client, device, Shape::from(shape), handle, words.dtype)
+    }
+}
+
+/// The memory of `count` words from `start` on.
+fn words_handle(words: &CubeTensor, start: usize, count: usize) -> Handle {
+    let bytes = |words: usize| (words * size_of::<i32>()) as u64;
+    let rest = words.meta.num_elements() - start - count;
+    let handle = words.handle.clone().offset_start(bytes(start));
+    handle.offset_end(bytes(rest))
 }
 
 /// Whether our product with weights of this shape is the one to use: on a processor, where Burn's own finds no kernel that
 /// fits without tuning, and where the matrix units of the device have a kernel of ours.
-pub(crate) fn has_linear(
-    client: cubecl::prelude::Client,
-    [out_features, in_features]: [usize; 2],
-    dtype: DType,
-) -> bool {
+pub(crate) fn has_linear(client: Client, weight: [usize; 2], dtype: DType) -> bool {
     let launcher = Launcher::new(client);
+    launcher.facts().is_cpu() || has_fast_linear(&launcher, weight, dtype, Epilogue::None)
+}
+
+/// Whether a product with weights of this shape and the gate after it are one kernel.
+pub(crate) fn has_gated_linear(client: Client, weight: [usize; 2], dtype: DType) -> bool {
+    has_fast_linear(&Launcher::new(client), weight, dtype, Epilogue::SiluAndMul)
+}
+
+fn has_fast_linear(
+    launcher: &Launcher,
+    [weight_rows, in_features]: [usize; 2],
+    dtype: DType,
+    epilogue: Epilogue,
+) -> bool {
     let problem = LinearProblem {
         num_tokens: 1,
         in_features,
-        weight_rows: out_features,
+        weight_rows,
         dtype: dtype_to_storage_type(dtype),
-        epilogue: kernels::Epilogue::None,
-        aligned: in_features.is_multiple_of(8) && out_features.is_multiple_of(8),
+        epilogue,
+        aligned: in_features.is_multiple_of(8) && weight_rows.is_multiple_of(8),
     };
-    launcher.facts().is_cpu() || LinearPlan::is_fast(launcher.facts(), &problem)
+    LinearPlan::is_fast(launcher.facts(), &problem)
 }

@@ -107,7 +107,7 @@ pub fn varlen_attention_with_lse(
 /// As [`varlen_attention`]. Slots past a sequence's length are never used, whatever they hold.
 ///
 /// # Panics
-/// If shapes, dtypes, devices or lengths disagree.
+/// If shapes, dtypes, devices or lengths disagree, or the metadata is for replays on a device that runs the reference.
 ///
 /// # Source
 /// Kwon et al. 2023, arXiv:2309.06180.
@@ -152,6 +152,7 @@ pub fn paged_attention_with_lse(
     if num_tokens > 0 && ops::has_implementation(&q.device()) {
         return ops::paged_attention(q, cache, metadata, options);
     }
+    check::has_host_values(OP, metadata);
     check::fixed_split(OP, &q.device(), &options);
     reference::paged_attention(q, cache, metadata, options)
 }

@@ -78,9 +78,11 @@ pub fn rotary_and_store(
 ///   `metadata.cu_seqlens_k()[s]`; slots past the end of a sequence are not read
 ///
 /// # Panics
-/// If the metadata and the cache disagree on block size or number of blocks.
+/// If the metadata and the cache disagree on block size or number of blocks, or the metadata is for replays: the size
+/// of the result would depend on what only the device knows.
 pub fn gather_kv(cache: &LayerKv, metadata: &AttentionMetadata) -> (Tensor<3>, Tensor<3>) {
     check::metadata("gather_kv", metadata, cache.geometry());
+    check::has_host_values("gather_kv", metadata);
     check::float_dtype("gather_kv", "cache", cache.dtype());
     if metadata.cu_seqlens_k().total() > 0 && ops::has_implementation(&cache.k().device()) {
         return ops::gather_kv(cache, metadata);

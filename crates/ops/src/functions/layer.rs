@@ -205,6 +205,71 @@ pub fn linear(x: Tensor<2>, weight: &Tensor<2>, bias: Option<&Tensor<1>>) -> Ten
     reference::linear(x, weight, bias)
 }
 
+/// Rows of a gate that follow each other in the weights of [`gated_linear`], and then rows of what it lets through.
+pub const GATE_TURN: usize = 64;
+
+/// `y = silu(x · gateᵀ) · (x · upᵀ)`, with the rows of both weights in one, by turns: [`GATE_TURN`] of the gate, as many of
+/// what it lets through, and so on. See [`in_turns`].
+///
+/// # Shapes
+/// - `x`: `[num_tokens, in_features]`, f32 | f16 | bf16
+/// - `weight`: `[2·out_features, in_features]`, same dtype; `out_features` a multiple of [`GATE_TURN`]
+/// - returns: `[num_tokens, out_features]`
+///
+/// # Numerics
+/// Where it is one kernel ([`has_gated_linear`]): all in f32, one cast on write. Elsewhere the products are rounded first,
+/// as [`linear`] and then [`silu_and_mul`] would.
+///
+/// # Panics
+/// If shapes, dtypes or devices disagree.
+///
+/// # Source
+/// Shazeer 2020, arXiv:2002.05202, SwiGLU.
+pub fn gated_linear(x: Tensor<2>, weight: &Tensor<2>) -> Tensor<2> {
+    const OP: &str = "gated_linear";
+    let [rows, in_features] = weight.dims();
+    assert!(
+        x.dims()[1] == in_features && rows.is_multiple_of(2 * GATE_TURN),
+        "{OP}: x has shape {:?}, weight {:?}, whose rows come in turns of {GATE_TURN}",
+        x.dims(),
+        weight.dims()
+    );
+    check::float_dtype(OP, "x", x.dtype());
+    check::same_dtype(OP, ("x", x.dtype()), ("weight", weight.dtype()));
+    check::same_device(OP, ("x", &x), ("weight", weight));
+    if x.dims()[0] == 0 {
+        return Tensor::empty([0, rows / 2], (&x.device(), x.dtype()));
+    }
+    if has_gated_linear(weight) {
+        return ops::gated_linear(x, weight);
+    }
+    reference::gated_linear(x, weight)
+}
+
+/// Whether [`gated_linear`] is one kernel for weights of this shape, dtype and device. Elsewhere [`linear`] and
+/// [`silu_and_mul`] on stacked weights are faster.
+pub fn has_gated_linear(weight: &Tensor<2>) -> bool {
+    weight.dims()[0].is_multiple_of(2 * GATE_TURN) && ops::has_gated_linear(weight)
+}
+
+/// The weights of a gate and of what it lets through, stacked one below the other, as [`gated_linear`] takes them.
+///
+/// # Shapes
+/// - `stacked`: `[2·out_features, in_features]`, `out_features` a multiple of [`GATE_TURN`]
+/// - returns: as `stacked`
+///
+/// # Panics
+/// If the rows are not whole turns.
+pub fn in_turns(stacked: Tensor<2>) -> Tensor<2> {
+    let [rows, in_features] = stacked.dims();
+    assert!(
+        rows.is_multiple_of(2 * GATE_TURN),
+        "in_turns: {rows} rows are no turns of {GATE_TURN}"
+    );
+    let turns = stacked.reshape([2, rows / 2 / GATE_TURN, GATE_TURN, in_features]);
+    turns.swap_dims(0, 1).reshape([rows, in_features])
+}
+
 /// Rows of `weight` by token id.
 ///
 /// # Shapes

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Int, Tensor};
 
-use crate::RotaryTable;
+use crate::{GATE_TURN, RotaryTable};
 
 /// [`rms_norm`](crate::rms_norm).
 pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
@@ -71,6 +71,14 @@ pub fn linear(x: Tensor<2>, weight: &Tensor<2>, bias: Option<&Tensor<1>>) -> Ten
         Some(bias) => product + bias.clone().unsqueeze::<2>(),
         None => product,
     }
+}
+
+/// [`gated_linear`](crate::gated_linear).
+pub fn gated_linear(x: Tensor<2>, weight: &Tensor<2>) -> Tensor<2> {
+    let (rows, columns) = (x.dims()[0], weight.dims()[0]);
+    let product = linear(x, weight, None);
+    let turns = product.reshape([rows, columns / 2 / GATE_TURN, 2, GATE_TURN]);
+    silu_and_mul(turns.swap_dims(1, 2).reshape([rows, columns]))
 }
 
 /// [`embedding`](crate::embedding).

@@ -12,5 +12,5 @@ mod sample;
 
 pub use attention::{dense_attention, merge_attention, paged_attention, varlen_attention};
 pub use cache::{gather_kv, store_kv};
-pub use layer::{add_rms_norm, embedding, linear, rms_norm, rotary, silu_and_mul};
+pub use layer::{add_rms_norm, embedding, gated_linear, linear, rms_norm, rotary, silu_and_mul};
 pub use sample::{greedy, sample};

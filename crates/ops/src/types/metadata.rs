@@ -1,7 +1,10 @@
 //! Index tensors of a step. Each keeps its host values beside the device tensor: checks and plans read the host
-//! copy, kernels the tensor, and nothing is ever read back.
+//! copy, kernels the tensor, and nothing is ever read back. A step that is captured and replayed has bounds in place of
+//! the host values.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+
+use super::CacheGeometry;
 
 /// Why a piece of step metadata was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -139,6 +142,12 @@ impl CuSeqlens {
         Self::new(values, device)
     }
 
+    /// One row for each sequence, whose values `0..=num_seqs` are on the device already.
+    fn one_each(device: Tensor<1, Int>) -> Self {
+        let host = (0..device.dims()[0] as i32).collect();
+        Self { host, device }
+    }
+
     /// Number of sequences.
     pub fn num_seqs(&self) -> usize {
         self.host.len() - 1
@@ -196,6 +205,12 @@ impl SequenceLengths {
         Ok(Self { host, device })
     }
 
+    /// Lengths that only the device knows, none above `bound`, which the host has in their place.
+    fn up_to(bound: i32, device: Tensor<1, Int>) -> Self {
+        let host = vec![bound; device.dims()[0]];
+        Self { host, device }
+    }
+
     /// Number of sequences.
     pub fn num_seqs(&self) -> usize {
         self.host.len()
@@ -245,6 +260,12 @@ impl SlotMapping {
         })
     }
 
+    /// Slots that only the device knows; the host has -1 in their place.
+    fn on_device(device: Tensor<1, Int>) -> Self {
+        let host = vec![-1; device.dims()[0]];
+        Self { host, device }
+    }
+
     /// Number of tokens.
     pub fn num_tokens(&self) -> usize {
         self.host.len()
@@ -269,6 +290,8 @@ pub struct BlockTable {
     host: Vec<i32>,
     num_seqs: usize,
     max_blocks: usize,
+    /// No entry is above it; -1 for a table of padding alone.
+    largest: i32,
     device: Tensor<2, Int>,
 }
 
@@ -281,6 +304,7 @@ impl BlockTable {
         // A width of at least one keeps the tensor non-empty for batches of empty sequences.
         let max_blocks = rows.iter().map(|row| row.len()).max().unwrap_or(0).max(1);
         let mut host = vec![-1; rows.len() * max_blocks];
+        let mut largest = -1;
         for (sequence, row) in rows.iter().enumerate() {
             for (at, block) in row.iter().enumerate() {
                 if *block as usize >= num_blocks {
@@ -291,7 +315,9 @@ impl BlockTable {
                         num_blocks,
                     });
                 }
-                host[sequence * max_blocks + at] = index("block", *block as usize)?;
+                let block = index("block", *block as usize)?;
+                largest = largest.max(block);
+                host[sequence * max_blocks + at] = block;
             }
         }
         let num_seqs = rows.len();
@@ -301,8 +327,21 @@ impl BlockTable {
             host,
             num_seqs,
             max_blocks,
+            largest,
             device,
         })
+    }
+
+    /// A table that only the device knows, of blocks up to `largest`; the host has padding in its place.
+    fn on_device(largest: i32, device: Tensor<2, Int>) -> Self {
+        let [num_seqs, max_blocks] = device.dims();
+        Self {
+            host: vec![-1; num_seqs * max_blocks],
+            num_seqs,
+            max_blocks,
+            largest,
+            device,
+        }
     }
 
     /// Number of sequences.
@@ -313,6 +352,11 @@ impl BlockTable {
     /// Width of the table, at least 1.
     pub fn max_blocks(&self) -> usize {
         self.max_blocks
+    }
+
+    /// No entry is above it; -1 for a table of padding alone.
+    pub(crate) fn largest(&self) -> i32 {
+        self.largest
     }
 
     /// The row of one sequence on the host, padding included.
@@ -329,6 +373,24 @@ impl BlockTable {
     }
 }
 
+/// Index tensors of a decode, all i32 and contiguous, for [`AttentionMetadata::for_replays`]: one new token for each of
+/// `num_seqs` sequences, of which some may be padding.
+///
+/// What they hold changes from replay to replay. At each one it must be what [`AttentionMetadata::new`] would accept,
+/// besides padding, which nobody checks on a device.
+#[derive(Debug, Clone)]
+pub struct ReplayedDecode {
+    /// `0..=num_seqs`, `[num_seqs + 1]`.
+    pub cu_seqlens_q: Tensor<1, Int>,
+    /// Keys of each sequence after the step, at most `max_blocks * block_size`, `[num_seqs]`. 0 is padding: its row sees
+    /// nothing, and attention gives 0 for it.
+    pub seq_lens: Tensor<1, Int>,
+    /// Blocks of each sequence, `[num_seqs, max_blocks]`; what lies past its length is not read.
+    pub block_table: Tensor<2, Int>,
+    /// Where each token is written, `[num_seqs]`; -1 for padding, which is written nowhere.
+    pub slot_mapping: Tensor<1, Int>,
+}
+
 /// All that the attention ops know of a step, built once and shared by all layers.
 ///
 /// Invariants, held by [`AttentionMetadata::new`]: the pieces agree on the number of sequences and tokens; no
@@ -336,7 +398,8 @@ impl BlockTable {
 #[derive(Debug, Clone)]
 pub struct AttentionMetadata {
     cu_seqlens_q: CuSeqlens,
-    cu_seqlens_k: CuSeqlens,
+    /// `None` where only the device knows the lengths.
+    cu_seqlens_k: Option<CuSeqlens>,
     seq_lens: SequenceLengths,
     block_table: BlockTable,
     slot_mapping: SlotMapping,
@@ -391,7 +454,7 @@ impl AttentionMetadata {
         }
         let device = cu_seqlens_q.tensor().device();
         let lens = seq_lens.host().iter().map(|len| *len as usize);
-        let cu_seqlens_k = CuSeqlens::from_lens(lens, &device)?;
+        let cu_seqlens_k = Some(CuSeqlens::from_lens(lens, &device)?);
         Ok(Self {
             cu_seqlens_q,
             cu_seqlens_k,
@@ -402,14 +465,65 @@ impl AttentionMetadata {
         })
     }
 
+    /// A decode that is captured once and replayed with other values in the same tensors.
+    ///
+    /// Nothing of a value is on the host, so nothing can be baked in. In place of the values the host has bounds: every
+    /// length is `max_blocks * block_size`, the largest block is the last of the cache, rows of the table are padding, and
+    /// slots are -1. Only ops whose kernels read the tensors take such metadata: [`gather_kv`](crate::gather_kv), whose
+    /// result has the size of the lengths, and devices that run the reference refuse it.
+    ///
+    /// # Panics
+    /// If the shapes disagree, or `max_blocks * block_size` does not fit an i32.
+    pub fn for_replays(decode: ReplayedDecode, geometry: CacheGeometry) -> Self {
+        let ReplayedDecode {
+            cu_seqlens_q,
+            seq_lens,
+            block_table,
+            slot_mapping,
+        } = decode;
+        let [num_seqs, max_blocks] = block_table.dims();
+        let found = [
+            cu_seqlens_q.dims()[0],
+            seq_lens.dims()[0],
+            slot_mapping.dims()[0],
+        ];
+        assert!(
+            found == [num_seqs + 1, num_seqs, num_seqs],
+            "a table of {num_seqs} sequences with {found:?} offsets, lengths and slots"
+        );
+        let bound = max_blocks * geometry.block_size;
+        let bound = i32::try_from(bound)
+            .unwrap_or_else(|_| panic!("{bound} tokens do not fit a 32-bit index"));
+        // The cache's constructor refuses more slots than an i32 counts, and blocks are fewer.
+        let largest = geometry.num_blocks as i32 - 1;
+        Self {
+            cu_seqlens_q: CuSeqlens::one_each(cu_seqlens_q),
+            cu_seqlens_k: None,
+            seq_lens: SequenceLengths::up_to(bound, seq_lens),
+            block_table: BlockTable::on_device(largest, block_table),
+            slot_mapping: SlotMapping::on_device(slot_mapping),
+            block_size: geometry.block_size,
+        }
+    }
+
+    /// Whether the values are on the device alone, see [`for_replays`](Self::for_replays).
+    pub fn is_for_replays(&self) -> bool {
+        self.cu_seqlens_k.is_none()
+    }
+
     /// Cumulative query lengths.
     pub fn cu_seqlens_q(&self) -> &CuSeqlens {
         &self.cu_seqlens_q
     }
 
     /// Cumulative key lengths: where [`gather_kv`](crate::gather_kv) puts each sequence.
+    ///
+    /// # Panics
+    /// If the metadata [is for replays](Self::is_for_replays): the host does not know the lengths.
     pub fn cu_seqlens_k(&self) -> &CuSeqlens {
-        &self.cu_seqlens_k
+        self.cu_seqlens_k
+            .as_ref()
+            .expect("metadata for replays has no cumulative key lengths")
     }
 
     /// Key length of each sequence after this step.
@@ -444,6 +558,7 @@ impl AttentionMetadata {
 
     /// True if no sequence has a cached prefix, so that attention over the packed K and V of the step is enough.
     pub fn is_prefix_free(&self) -> bool {
-        self.cu_seqlens_q.host() == self.cu_seqlens_k.host()
+        let cu_seqlens_k = self.cu_seqlens_k.as_ref().map(CuSeqlens::host);
+        cu_seqlens_k == Some(self.cu_seqlens_q.host())
     }
 }

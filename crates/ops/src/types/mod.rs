@@ -6,18 +6,21 @@
 //! - `cache.rs`: [`PagedKvCache`], the one owner of the cache tensors
 //! - `options.rs`: [`AttentionOptions`], [`SamplingOptions`]
 //! - `rotary.rs`: [`RotaryTable`]
+//! - `words.rs`: [`StepWords`], where a captured step finds what changes between replays
 
 mod builder;
 mod cache;
 mod metadata;
 mod options;
 mod rotary;
+mod words;
 
 pub use builder::{AttentionMetadataBuilder, SequenceStep};
 pub use cache::{CacheError, CacheGeometry, LayerKv, PagedKvCache};
 pub use metadata::{
-    AttentionMetadata, BlockTable, CuSeqlens, MetadataError, SequenceLengths, SlotMapping,
+    AttentionMetadata, BlockTable, CuSeqlens, MetadataError, ReplayedDecode, SequenceLengths,
+    SlotMapping,
 };
-pub(crate) use options::SAMPLING_WORDS;
-pub use options::{AttentionOptions, SamplingOptions};
+pub use options::{AttentionOptions, SAMPLING_WORDS, SamplingOptions};
 pub use rotary::RotaryTable;
+pub use words::StepWords;

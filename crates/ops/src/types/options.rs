@@ -131,12 +131,13 @@ impl Default for SamplingOptions {
     }
 }
 
-/// 32-bit words of [`SamplingOptions`] on a device.
-pub(crate) const SAMPLING_WORDS: usize = 8;
+/// 32-bit words of [`SamplingOptions`] on a device, see [`SamplingOptions::to_words`].
+pub const SAMPLING_WORDS: usize = 8;
 
 impl SamplingOptions {
-    /// One row of the options tensor, in the order that `burn_paged_kernels::sample` documents.
-    pub(crate) fn to_words(self) -> [i32; SAMPLING_WORDS] {
+    /// The options as a row of words, for [`sample_by_words`](crate::sample_by_words): temperature, top-k, top-p, min-p,
+    /// the halves of the seed, the low half of the draw, and one that is not read; floats by their bits.
+    pub fn to_words(self) -> [i32; SAMPLING_WORDS] {
         let float = |value: f32| value.to_bits() as i32;
         [
             float(self.temperature),

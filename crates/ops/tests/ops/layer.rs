@@ -131,6 +131,43 @@ fn silu_and_mul_follows_the_formula() {
 }
 
 #[test]
+fn a_gated_product_is_two_products_and_a_gate() {
+    for (name, device) in devices() {
+        for dtype in dtypes(name, &device) {
+            for [rows, inner, width] in [[1, 64, 64], [3, 72, 128], [9, 40, 192], [0, 8, 64]] {
+                let mut random = Random::new(4);
+                let stacked = random.tensor([2 * width, inner], 0.5, dtype, &device);
+                let x = random.tensor([rows, inner], 1.0, dtype, &device);
+                let (host_x, host_weight) = (host(&x), host(&stacked));
+                let weights: Vec<&[f32]> = host_weight.chunks(inner).collect();
+                let exact: Vec<f32> = (host_x.chunks(inner))
+                    .flat_map(|x| {
+                        let dot = |w: &[f32]| -> f64 {
+                            let pairs = x.iter().zip(w);
+                            pairs.map(|(x, w)| f64::from(*x) * f64::from(*w)).sum()
+                        };
+                        let (gate, up) = weights.split_at(width);
+                        let gated = gate.iter().zip(up).map(move |(gate, up)| {
+                            let gate = dot(gate);
+                            (gate / (1.0 + (-gate).exp()) * dot(up)) as f32
+                        });
+                        gated.collect::<Vec<_>>()
+                    })
+                    .collect();
+                // Products are rounded before the gate where there is no kernel for all of it.
+                let product = linear(x.clone(), &stacked, None);
+                let plain = host(&silu_and_mul(product));
+                let weight = in_turns(stacked);
+                let found = gated_linear(x, &weight);
+                let what = format!("{name}, {rows} x {inner} x {width}");
+                assert_eq!(found.dims(), [rows, width], "{what}");
+                assert_close(&what, &host(&found), &exact, Some(&plain), dtype);
+            }
+        }
+    }
+}
+
+#[test]
 fn linear_is_right_for_every_number_of_rows() {
     for (name, device) in devices() {
         for dtype in dtypes(name, &device) {

@@ -15,4 +15,5 @@ mod layer;
 mod metadata;
 mod oracle;
 mod refusals;
+mod replays;
 mod sample;

@@ -20,7 +20,7 @@ fn layer(device: &Device) -> LayerKv {
 }
 
 /// Runs a call that must panic and asserts that its message holds every given part.
-fn refused(call: impl FnOnce(), parts: &[&str]) {
+pub(crate) fn refused(call: impl FnOnce(), parts: &[&str]) {
     let payload = catch_unwind(AssertUnwindSafe(call)).expect_err("the call should be refused");
     let message = match payload.downcast_ref::<String>() {
         Some(message) => message.clone(),

@@ -25,16 +25,20 @@ impl log::Log for Capture {
 
 /// Runs `action` and gives the warnings that name `path`; other tests may log at the same time.
 pub(crate) fn warnings_about(path: &std::path::Path, action: impl FnOnce()) -> Vec<String> {
+    warnings_with(&path.display().to_string(), action)
+}
+
+/// Runs `action` and gives the warnings that have `text` in them.
+pub(crate) fn warnings_with(text: &str, action: impl FnOnce()) -> Vec<String> {
     START.call_once(|| {
         log::set_logger(&Capture).expect("no other logger in this binary");
         log::set_max_level(log::LevelFilter::Warn);
     });
     action();
-    let path = path.display().to_string();
     let lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
     lines
         .iter()
-        .filter(|line| line.contains(&path))
+        .filter(|line| line.contains(text))
         .cloned()
         .collect()
 }

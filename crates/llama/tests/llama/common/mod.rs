@@ -1,18 +1,40 @@
 //! What the tests share.
 //!
 //! - `tiny`: configurations and random weights; `files`, `gguf`: checkpoints of them on disk;
-//! - `oracle`: the same model as host loops in f64; `run`: steps of a loaded model; `log_capture`: warnings.
+//! - `oracle`: the same model as host loops in f64; `run`: steps of a loaded model; `log_capture`: warnings;
+//! - `smollm2`: the real model and its reference; `allocator`: how much memory loading takes.
 
+pub(crate) mod allocator;
 pub(crate) mod files;
 pub(crate) mod gguf;
 pub(crate) mod log_capture;
 pub(crate) mod oracle;
 pub(crate) mod run;
+pub(crate) mod smollm2;
 pub(crate) mod tiny;
 
 /// The device of the tests.
 pub(crate) fn device() -> burn::tensor::Device {
     burn::tensor::Device::flex()
+}
+
+/// The GPU of a build that has one compiled in; where there is none, a line says why the test ends.
+pub(crate) fn gpu() -> Option<burn::tensor::Device> {
+    match gpus().into_iter().next() {
+        None => println!("skipped: no GPU runtime is compiled in"),
+        Some(_) if !std::path::Path::new("/dev/nvidiactl").exists() => {
+            println!("skipped: this machine has no NVIDIA driver");
+        }
+        Some(make) => return Some(make()),
+    }
+    None
+}
+
+fn gpus() -> Vec<fn() -> burn::tensor::Device> {
+    vec![
+        #[cfg(feature = "cuda")]
+        || burn::tensor::Device::cuda(0),
+    ]
 }
 
 /// The largest magnitude of a row.

@@ -1,12 +1,12 @@
 //! Steps of a loaded model over a paged cache whose unwritten slots hold NaN.
 
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_paged::{
     AttentionMetadataBuilder, CacheGeometry, PagedKvCache, SequenceStep, SlotMapping, store_kv,
 };
 use burn_paged_model::{CausalLm, ModelInput};
 
-use super::{argmax, device};
+use super::argmax;
 
 /// A sequence: its tokens, how many of them are in the cache, and its blocks.
 #[derive(Debug, Clone)]
@@ -119,11 +119,12 @@ impl<'a> Runner<'a> {
                 num_new: *count,
             });
         }
+        let device = &self.model.spec().device;
         let input = ModelInput {
-            token_ids: upload(ids),
-            positions: upload(positions),
-            attention: builder.build(&device()).unwrap(),
-            logits_indices: upload(wanted),
+            token_ids: upload(ids, device),
+            positions: upload(positions, device),
+            attention: builder.build(device).unwrap(),
+            logits_indices: upload(wanted, device),
         };
         drop(builder);
         for (sequence, count) in sequences.iter_mut() {
@@ -178,9 +179,9 @@ impl<'a> Runner<'a> {
     }
 }
 
-fn upload(values: Vec<i32>) -> Tensor<1, Int> {
+fn upload(values: Vec<i32>, device: &Device) -> Tensor<1, Int> {
     let shape = [values.len()];
-    Tensor::from_data(TensorData::new(values, shape), (&device(), DType::I32))
+    Tensor::from_data(TensorData::new(values, shape), (device, DType::I32))
 }
 
 fn gcd(a: usize, b: usize) -> usize {

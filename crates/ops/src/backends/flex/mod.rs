@@ -8,6 +8,7 @@
 //! - `merge.rs`: two results of attention into one
 //! - `cache.rs`, `layer.rs`: store and gather; norms, rotary, SiLU
 //! - `sample.rs`: logits to token ids
+//! - `words.rs`: the words of a step
 
 mod attention;
 mod cache;
@@ -18,16 +19,18 @@ mod merge;
 mod sample;
 mod simd;
 mod view;
+mod words;
 
 use burn::backend::{
-    Flex,
+    Flex, TensorMetadata,
+    ops::FloatTensorOps,
     tensor::{FloatTensor, IntTensor},
 };
-use burn::tensor::DType;
+use burn::tensor::{DType, Shape};
 use half::{bf16, f16};
 
 use self::attention::{KeySource, attention};
-use crate::{AttentionOptions, ops::InferenceOps};
+use crate::{AttentionOptions, GATE_TURN, ops::InferenceOps};
 
 /// Calls a function that is generic over the element type with the one that `dtype` names.
 macro_rules! with_element {
@@ -178,6 +181,15 @@ impl InferenceOps for Flex {
         linear::linear(x, weight)
     }
 
+    fn gated_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (rows, columns) = (x.shape()[0], weight.shape()[0]);
+        let product = linear::linear(x, weight);
+        let turns = [rows, columns / 2 / GATE_TURN, 2, GATE_TURN];
+        let turns = Self::float_reshape(product, Shape::new(turns));
+        let halves = Self::float_swap_dims(turns, 1, 2);
+        Self::silu_and_mul(Self::float_reshape(halves, Shape::new([rows, columns])))
+    }
+
     fn greedy(logits: FloatTensor<Self>) -> IntTensor<Self> {
         use sample::greedy;
         with_element!(logits.dtype(), greedy(&logits))
@@ -186,5 +198,13 @@ impl InferenceOps for Flex {
     fn sample(logits: FloatTensor<Self>, options: IntTensor<Self>) -> IntTensor<Self> {
         use sample::sample;
         with_element!(logits.dtype(), sample(&logits, &options))
+    }
+
+    fn write_words(words: IntTensor<Self>, values: Vec<i32>) -> IntTensor<Self> {
+        words::write(words, &values)
+    }
+
+    fn view_words(words: IntTensor<Self>, start: usize, shape: Vec<usize>) -> IntTensor<Self> {
+        words::view(&words, start, shape)
     }
 }

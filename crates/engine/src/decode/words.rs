@@ -1,0 +1,321 @@
+//! The words of a decode: host indices as they lie in the device's buffer.
+
+use burn_paged::{CacheGeometry, MetadataError, SAMPLING_WORDS, SamplingOptions};
+use burn_paged_kv_cache::BlockId;
+
+use super::{DecodeLayout, DecodeShape};
+use crate::RequestId;
+use crate::scheduler::ScheduledBatch;
+use crate::sequence::RunningSequence;
+
+/// The words of a decode in the making: row `i` is the `i`-th sequence of a batch, the rows after the last are padding,
+/// with no keys, no slot, and a token that nobody reads.
+///
+/// The block tables, nearly all of the words, are those that the sequences have, and can be written before the tokens are
+/// known: while the device still computes these.
+#[derive(Debug)]
+pub(crate) struct DecodeWords {
+    shape: DecodeShape,
+    layout: DecodeLayout,
+    words: Vec<i32>,
+    rows: Vec<Row>,
+}
+
+/// A row of the table, as far as it is written.
+#[derive(Debug)]
+struct Row {
+    id: RequestId,
+    num_blocks: usize,
+    largest: u32,
+}
+
+impl DecodeWords {
+    /// The tables of a batch. `running` is what its indices refer to.
+    pub(crate) fn new(
+        shape: DecodeShape,
+        batch: &ScheduledBatch,
+        running: &[RunningSequence],
+    ) -> Self {
+        let layout = shape.layout();
+        let num_rows = batch.sequences.len();
+        // Rows of the table past the last sequence keep what the device holds: no padding looks there.
+        let mut words = vec![0; layout.table + num_rows * shape.max_blocks];
+        words[layout.slots..][..shape.num_rows].fill(-1);
+        let offsets = &mut words[layout.offsets..][..=shape.num_rows];
+        for (at, offset) in offsets.iter_mut().enumerate() {
+            *offset = at as i32;
+        }
+        let rows = batch.sequences.iter().map(|scheduled| Row {
+            id: scheduled.id,
+            num_blocks: 0,
+            largest: 0,
+        });
+        let mut words = Self {
+            shape,
+            layout,
+            words,
+            rows: rows.collect(),
+        };
+        for (row, scheduled) in batch.sequences.iter().enumerate() {
+            words.extend_table(row, running[scheduled.index].blocks.block_ids());
+        }
+        words
+    }
+
+    /// The words of a decode of nothing but padding.
+    pub(crate) fn padding(shape: DecodeShape) -> Vec<i32> {
+        Self::new(shape, &ScheduledBatch::default(), &[]).words
+    }
+
+    /// Whether these are tables of the sequences of `batch` in this shape, up to blocks that came since. The caller
+    /// drops the words when a sequence leaves, so that the same id is the same sequence.
+    pub(crate) fn are_for(&self, shape: DecodeShape, batch: &ScheduledBatch) -> bool {
+        let ids = batch.sequences.iter().map(|scheduled| scheduled.id);
+        self.shape == shape && ids.eq(self.rows.iter().map(|row| row.id))
+    }
+
+    /// Adds what changes with every step, and the blocks that came since the tables were written; `options` sample the
+    /// rows.
+    ///
+    /// # Errors
+    /// [`MetadataError`] if the sequences do not fit the cache; then scheduler and cache disagree.
+    pub(crate) fn finish(
+        mut self,
+        batch: &ScheduledBatch,
+        running: &[RunningSequence],
+        options: impl Iterator<Item = SamplingOptions>,
+        geometry: CacheGeometry,
+    ) -> Result<Vec<i32>, MetadataError> {
+        let layout = self.layout;
+        let block_size = geometry.block_size;
+        for (row, (scheduled, options)) in batch.sequences.iter().zip(options).enumerate() {
+            let RunningSequence { sequence, blocks } = &running[scheduled.index];
+            let (position, blocks) = (blocks.num_computed_tokens(), blocks.block_ids());
+            self.extend_table(row, blocks);
+            let block = self.block_of(row, position, blocks, geometry)?;
+            // Tokens are below the vocabulary, positions and slots below those of the cache: all fit an i32.
+            let slot = block.index() * block_size + position % block_size;
+            let words = &mut self.words;
+            words[layout.token_ids + row] = sequence.tokens[position] as i32;
+            words[layout.positions + row] = position as i32;
+            words[layout.slots + row] = slot as i32;
+            words[layout.seq_lens + row] = position as i32 + 1;
+            words[layout.options + row * SAMPLING_WORDS..][..SAMPLING_WORDS]
+                .copy_from_slice(&options.to_words());
+        }
+        Ok(self.words)
+    }
+
+    /// Writes those of a row's blocks that are not in its table yet; blocks never change their places.
+    fn extend_table(&mut self, row: usize, blocks: &[BlockId]) {
+        let width = self.shape.max_blocks;
+        let written = &mut self.rows[row];
+        let table = &mut self.words[self.layout.table + row * width..][..width];
+        for (entry, block) in table.iter_mut().zip(blocks).skip(written.num_blocks) {
+            *entry = block.get() as i32;
+            written.largest = written.largest.max(block.get());
+        }
+        written.num_blocks = blocks.len();
+    }
+
+    /// The block that holds `position`; the blocks of the sequence reach up to it, and are blocks of the cache.
+    fn block_of(
+        &self,
+        row: usize,
+        position: usize,
+        blocks: &[BlockId],
+        geometry: CacheGeometry,
+    ) -> Result<BlockId, MetadataError> {
+        let CacheGeometry {
+            num_blocks,
+            block_size,
+            ..
+        } = geometry;
+        let largest = self.rows[row].largest;
+        if largest as usize >= num_blocks {
+            return Err(MetadataError::BlockOutOfRange {
+                sequence: row,
+                block: i64::from(largest),
+                num_blocks,
+            });
+        }
+        let block = blocks.get(position / block_size).copied();
+        block.ok_or(MetadataError::TooFewBlocks {
+            sequence: row,
+            num_tokens: position + 1,
+            needed: position / block_size + 1,
+            found: blocks.len(),
+            block_size,
+        })
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::tensor::{Device, Int, Tensor};
+    use burn_paged::StepWords;
+    use burn_paged_kv_cache::{BlockManager, BlockManagerConfig, CacheKey};
+
+    use super::*;
+    use crate::EngineLimits;
+    use crate::scheduler::Scheduler;
+    use crate::sequence::Sequence;
+
+    const GEOMETRY: CacheGeometry = CacheGeometry {
+        num_blocks: 16,
+        block_size: 4,
+        num_kv_heads: 1,
+        head_dim: 2,
+    };
+
+    const SHAPE: DecodeShape = DecodeShape {
+        num_rows: 3,
+        max_blocks: 5,
+    };
+
+    fn ints(tensor: &Tensor<1, Int>) -> Vec<i64> {
+        tensor.clone().into_data().iter::<i64>().collect()
+    }
+
+    /// Two sequences whose prompts of `len` tokens are computed and whose next token is sampled.
+    fn scheduler(len: u32) -> Scheduler {
+        let limits = EngineLimits {
+            block_size: 4,
+            num_blocks: 16,
+            max_num_seqs: 4,
+            max_num_batched_tokens: 16,
+            max_prefill_chunk: 16,
+            max_model_len: 64,
+            max_logprobs: 0,
+            vocab_size: 100,
+        };
+        let config = BlockManagerConfig {
+            num_blocks: 16,
+            block_size: 4,
+            enable_prefix_caching: true,
+        };
+        let mut scheduler = Scheduler::new(&limits, BlockManager::new(config).unwrap());
+        for id in 0..2 {
+            let prompt = (0..len).map(|at| id * 10 + at + 20).collect();
+            let id = RequestId::new(u64::from(id));
+            scheduler.add(Sequence::new(id, prompt, CacheKey::default()));
+        }
+        step(&mut scheduler, [24, 34]);
+        scheduler
+    }
+
+    /// Runs a step in which the sequences sample `tokens`.
+    fn step(scheduler: &mut Scheduler, tokens: [u32; 2]) {
+        let batch = scheduler.schedule();
+        scheduler.mark_computed(&batch);
+        for (index, token) in tokens.into_iter().enumerate() {
+            scheduler.push_token(index, token);
+        }
+    }
+
+    fn options() -> [SamplingOptions; 2] {
+        let sampled = SamplingOptions {
+            temperature: 0.5,
+            seed: 7,
+            ..Default::default()
+        };
+        [SamplingOptions::default(), sampled]
+    }
+
+    /// The words of a decode whose tables are written now.
+    fn at_once(scheduler: &Scheduler, batch: &ScheduledBatch) -> Vec<i32> {
+        let running = scheduler.running();
+        let words = DecodeWords::new(SHAPE, batch, running);
+        words
+            .finish(batch, running, options().into_iter(), GEOMETRY)
+            .unwrap()
+    }
+
+    #[test]
+    fn rows_are_the_sequences_and_the_rest_is_padding() {
+        let mut scheduler = scheduler(4);
+        let batch = scheduler.schedule();
+        let mut words = StepWords::new(SHAPE.layout().len, &Device::flex());
+        words.write(vec![77; words.len()]);
+        words.write(at_once(&scheduler, &batch));
+
+        let (input, sampling) = SHAPE.views(&words, GEOMETRY);
+        assert_eq!(ints(&input.token_ids), [24, 34, 0]);
+        assert_eq!(ints(&input.positions), [4, 4, 0]);
+        assert_eq!(ints(&input.logits_indices), [0, 1, 2]);
+        let attention = &input.attention;
+        assert_eq!(ints(attention.cu_seqlens_q().tensor()), [0, 1, 2, 3]);
+        assert_eq!(ints(attention.seq_lens().tensor()), [5, 5, 0]);
+        let slots = ints(attention.slot_mapping().tensor());
+        let table = ints(&attention.block_table().tensor().clone().flatten(0, 1));
+        for (row, running) in scheduler.running().iter().enumerate() {
+            let blocks = running.blocks.block_ids();
+            assert_eq!(slots[row], i64::from(blocks[1].get()) * 4);
+            for (at, block) in blocks.iter().enumerate() {
+                assert_eq!(table[row * 5 + at], i64::from(block.get()));
+            }
+        }
+        assert_eq!(slots[2], -1);
+        let sampling = ints(&sampling.flatten(0, 1));
+        let expected: Vec<i64> = (options().iter())
+            .flat_map(|options| options.to_words().map(i64::from))
+            .collect();
+        assert_eq!(sampling[..16], expected);
+        // What the host sees in place of the values are bounds.
+        assert_eq!(attention.seq_lens().host(), [20; 3]);
+        assert!(attention.is_for_replays() && !attention.is_prefix_free());
+    }
+
+    /// Blocks of 4: the first and the last time, a new block comes after the tables are written.
+    #[test]
+    fn tables_that_were_written_ahead_are_completed() {
+        let mut scheduler = scheduler(7);
+        for tokens in [[40, 50], [41, 51], [42, 52]] {
+            let batch = scheduler.schedule();
+            scheduler.mark_computed(&batch);
+            let ahead = DecodeWords::new(SHAPE, &batch, scheduler.running());
+            for (index, token) in tokens.into_iter().enumerate() {
+                scheduler.push_token(index, token);
+            }
+            let batch = scheduler.schedule();
+            assert!(ahead.are_for(SHAPE, &batch));
+            let running = scheduler.running();
+            let words = ahead.finish(&batch, running, options().into_iter(), GEOMETRY);
+            assert_eq!(words.unwrap(), at_once(&scheduler, &batch));
+            scheduler.mark_computed(&batch);
+            scheduler.push_token(0, 60);
+            scheduler.push_token(1, 70);
+        }
+    }
+
+    #[test]
+    fn other_sequences_or_shapes_need_other_tables() {
+        let mut scheduler = scheduler(4);
+        let batch = scheduler.schedule();
+        let words = DecodeWords::new(SHAPE, &batch, scheduler.running());
+        assert!(words.are_for(SHAPE, &batch));
+        let wider = DecodeShape {
+            max_blocks: 6,
+            ..SHAPE
+        };
+        assert!(!words.are_for(wider, &batch));
+        scheduler.mark_computed(&batch);
+        scheduler.push_token(0, 1);
+        scheduler.push_token(1, 2);
+        scheduler.remove(RequestId::new(0));
+        assert!(!words.are_for(SHAPE, &scheduler.schedule()));
+    }
+
+    #[test]
+    fn a_sequence_that_does_not_fit_the_cache_is_an_error() {
+        let mut scheduler = scheduler(4);
+        let batch = scheduler.schedule();
+        let words = DecodeWords::new(SHAPE, &batch, scheduler.running());
+        let small = CacheGeometry {
+            num_blocks: 2,
+            ..GEOMETRY
+        };
+        let words = words.finish(&batch, scheduler.running(), options().into_iter(), small);
+        assert!(matches!(words, Err(MetadataError::BlockOutOfRange { .. })));
+    }
+}

@@ -1,0 +1,285 @@
+//! Captured decodes of a small Llama against the same steps kernel by kernel, on every device of the build.
+//!
+//! On CUDA a capture breaks if another thread allocates meanwhile, so the tests run one after the other.
+
+mod tiny;
+mod workload;
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn::tensor::{Device, Tensor};
+use burn_paged::PagedKvCache;
+use burn_paged_engine::{
+    CacheSize, DecodeConfig, DecodeGraphs, Engine, EngineConfig, EngineMetrics, Request,
+    SamplingParams,
+};
+use burn_paged_model::{CausalLm, ModelInput, ModelSpec};
+
+use workload::{Tokens, Workload};
+
+/// A device of this build, and what is expected of it.
+struct Target {
+    name: &'static str,
+    device: Device,
+    /// Whether decodes must be captured.
+    captures: bool,
+    /// Steps of a long run. Kernels that are compiled by a JIT for processors run one unit after the other.
+    num_steps: usize,
+}
+
+fn targets() -> Vec<Target> {
+    let targets: Vec<Target> = vec![
+        #[cfg(feature = "flex")]
+        Target {
+            name: "flex",
+            device: Device::flex(),
+            captures: false,
+            num_steps: 500,
+        },
+        #[cfg(feature = "cpu")]
+        Target {
+            name: "cpu",
+            device: Device::cpu(),
+            captures: false,
+            num_steps: 60,
+        },
+        #[cfg(feature = "cuda")]
+        Target {
+            name: "cuda",
+            device: Device::cuda(0),
+            captures: true,
+            num_steps: 500,
+        },
+    ];
+    assert!(
+        !targets.is_empty(),
+        "the tests need a backend feature, for example flex"
+    );
+    targets
+}
+
+fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn decode(graphs: DecodeGraphs) -> DecodeConfig {
+    DecodeConfig {
+        graphs,
+        batch_sizes: Some(vec![1, 2, 5, 8]),
+        context_sizes: Some(vec![16, 40, 1 << 20]),
+    }
+}
+
+fn engine(target: &Target, config: EngineConfig) -> Engine {
+    let model = tiny::load(&target.device);
+    let is_on = config.decode.graphs == DecodeGraphs::On;
+    let engine = Engine::new(model, config).unwrap();
+    assert_eq!(
+        engine.captures_decodes(),
+        is_on && target.captures,
+        "{}: captured",
+        target.name
+    );
+    engine
+}
+
+/// The tokens of every step of a workload, and what the engine says at its end.
+fn run(target: &Target, graphs: DecodeGraphs) -> (Vec<Tokens>, EngineMetrics) {
+    let mut workload = Workload::new(engine(target, workload::config(decode(graphs))));
+    let steps = (0..target.num_steps).map(|_| workload.step()).collect();
+    (steps, workload.metrics())
+}
+
+#[track_caller]
+fn assert_same(name: &str, what: &str, found: &[Tokens], expected: &[Tokens]) {
+    assert_eq!(found.len(), expected.len());
+    for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
+        assert_eq!(found, expected, "{name}, {what}: step {step}");
+    }
+}
+
+/// Batches that grow and shrink, prefix hits and preemptions in between; and the sizes are all used.
+#[test]
+fn long_runs_give_the_tokens_of_eager_ones() {
+    let _guard = one_at_a_time();
+    for target in targets() {
+        let (eager, metrics) = run(&target, DecodeGraphs::Off);
+        assert_eq!(metrics.fixed_decodes, 0);
+        assert!(metrics.preemptions > 0, "{}: {metrics:?}", target.name);
+        assert!(metrics.cache.hit_tokens > 0, "{}: {metrics:?}", target.name);
+        let sizes: BTreeSet<usize> = eager.iter().map(Vec::len).collect();
+        assert!(sizes.len() > 4, "batches of {sizes:?} alone");
+
+        let (emulated, metrics) = run(&target, DecodeGraphs::Emulated);
+        assert!(metrics.fixed_decodes as usize > target.num_steps / 4);
+        assert_same(target.name, "emulated", &emulated, &eager);
+
+        let (on, metrics) = run(&target, DecodeGraphs::On);
+        assert_same(target.name, "on", &on, &eager);
+        if target.captures {
+            assert!(metrics.fixed_decodes as usize > target.num_steps / 4);
+            assert!(metrics.decode_graphs > 4, "{}: {metrics:?}", target.name);
+        } else {
+            assert_eq!((metrics.fixed_decodes, metrics.decode_graphs), (0, 0));
+        }
+    }
+}
+
+/// Recorded with no keys at all, then replayed over every length up to the context: a length, slot or position that was
+/// baked in would show at once.
+#[test]
+fn what_was_captured_on_padding_serves_every_length() {
+    let _guard = one_at_a_time();
+    for target in targets() {
+        let num_tokens = target.num_steps.min(200);
+        let prompt = [3, 1, 4];
+        let answer = |graphs| {
+            let config = workload::config(DecodeConfig {
+                batch_sizes: Some(vec![3]),
+                context_sizes: Some(vec![1 << 20]),
+                graphs,
+            });
+            let config = EngineConfig {
+                cache_size: CacheSize::Tokens(256),
+                ..config
+            };
+            let mut engine = engine(&target, config);
+            let mut seen = Vec::new();
+            engine.capture_decodes(|done, total| seen.push((done, total)));
+            assert_eq!(engine.metrics().decode_graphs, seen.len() - 1);
+            assert_eq!(seen.last(), Some(&(seen.len() - 1, seen.len() - 1)));
+            let request = Request::new(prompt).with_max_tokens(num_tokens);
+            let completion = engine.generate([request]).unwrap().remove(0);
+            assert_eq!(completion.token_ids.len(), num_tokens);
+            completion.token_ids
+        };
+        let eager = answer(DecodeGraphs::Off);
+        // An answer that repeats itself would hide a wrong position.
+        let different: BTreeSet<&u32> = eager.iter().collect();
+        assert!(different.len() > 10, "{different:?}");
+        for graphs in [DecodeGraphs::Emulated, DecodeGraphs::On] {
+            assert_eq!(answer(graphs), eager, "{}: {graphs:?}", target.name);
+        }
+    }
+}
+
+/// A model that notes what the host can see of each decode.
+struct Spy {
+    model: Box<dyn CausalLm>,
+    /// By the size of the step.
+    seen: Rc<RefCell<BTreeMap<[usize; 2], BTreeSet<String>>>>,
+}
+
+impl CausalLm for Spy {
+    fn spec(&self) -> &ModelSpec {
+        self.model.spec()
+    }
+
+    fn forward(&self, input: &ModelInput, cache: &mut PagedKvCache) -> Tensor<2> {
+        let step = &input.attention;
+        if step.is_for_replays() {
+            let table = step.block_table();
+            let rows: Vec<&[i32]> = (0..step.num_seqs()).map(|row| table.row(row)).collect();
+            let values = (
+                step.cu_seqlens_q().host(),
+                step.seq_lens().host(),
+                step.slot_mapping().host(),
+                rows,
+            );
+            let mut seen = self.seen.borrow_mut();
+            let shapes = seen.entry(table.tensor().dims()).or_default();
+            shapes.insert(format!("{values:?}"));
+        }
+        self.model.forward(input, cache)
+    }
+}
+
+/// What a recording would freeze is the same for every step of a size, whatever its lengths, slots and blocks: so no
+/// plan can depend on them.
+#[test]
+fn the_host_sees_nothing_of_a_step_but_its_size() {
+    let _guard = one_at_a_time();
+    let target = targets().remove(0);
+    let seen = Rc::default();
+    let model = Spy {
+        model: tiny::load(&target.device),
+        seen: Rc::clone(&seen),
+    };
+    let config = workload::config(decode(DecodeGraphs::Emulated));
+    let mut workload = Workload::new(Engine::new(Box::new(model), config).unwrap());
+    for _ in 0..120 {
+        workload.step();
+    }
+    let seen = seen.borrow();
+    assert!(seen.len() > 4, "{:?}", seen.keys());
+    for (shape, values) in seen.iter() {
+        assert_eq!(values.len(), 1, "{shape:?}: {values:?}");
+    }
+}
+
+/// Captures, prompts and steps that need logits on the host take turns.
+#[test]
+fn steps_that_cannot_be_captured_run_in_between() {
+    let _guard = one_at_a_time();
+    for target in targets() {
+        let answers = |graphs| {
+            let mut engine = engine(&target, workload::config(decode(graphs)));
+            let logprobs = SamplingParams {
+                logprobs: Some(2),
+                ..Default::default()
+            };
+            let long = Request::new([1, 2, 3, 4]).with_max_tokens(24);
+            let long = engine.add_request(long).unwrap();
+            let mut tokens = Vec::new();
+            while engine.has_work() {
+                if tokens.len() == 8 {
+                    let request = Request::new([5, 6]).with_max_tokens(6);
+                    let request = request.with_sampling(logprobs.clone());
+                    engine.add_request(request).unwrap();
+                }
+                let events = engine.step();
+                let mine = events.iter().filter(|event| event.request_id == long);
+                tokens.extend(mine.filter_map(|event| event.token));
+            }
+            (tokens, engine.metrics())
+        };
+        let (eager, metrics) = answers(DecodeGraphs::Off);
+        let (tokens, found) = answers(DecodeGraphs::Emulated);
+        assert_eq!(tokens, eager, "{}", target.name);
+        assert_eq!(found.steps, metrics.steps);
+        // The prompts and the steps of the other request, and nothing else.
+        assert_eq!(found.fixed_decodes, 24 - 1 - 6, "{}", target.name);
+        assert_eq!(answers(DecodeGraphs::On).0, eager, "{}", target.name);
+    }
+}
+
+/// Two engines of one process, each with graphs of its own.
+#[test]
+fn engines_do_not_share_graphs() {
+    let _guard = one_at_a_time();
+    for target in targets() {
+        let request = |first| Request::new([first, 9, 8, 7]).with_max_tokens(12);
+        let alone = |first| {
+            let config = workload::config(decode(DecodeGraphs::Off));
+            let completion = engine(&target, config).generate([request(first)]);
+            completion.unwrap().remove(0).token_ids
+        };
+        let expected = [alone(1), alone(2)];
+        let config = workload::config(decode(DecodeGraphs::On));
+        let mut engines = [(); 2].map(|()| engine(&target, config.clone()));
+        let mut found = [Vec::new(), Vec::new()];
+        for (at, engine) in engines.iter_mut().enumerate() {
+            engine.add_request(request(at as u32 + 1)).unwrap();
+        }
+        while engines.iter().any(Engine::has_work) {
+            for (engine, found) in engines.iter_mut().zip(&mut found) {
+                found.extend(engine.step().into_iter().filter_map(|event| event.token));
+            }
+        }
+        assert_eq!(found, expected, "{}", target.name);
+    }
+}
