@@ -198,6 +198,14 @@ fn bench_device(
     }))
 }
 
+/// The most memory that the process has had resident so far, where the system tells; pages of a mapped file count.
+fn peak_host_bytes() -> Option<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    let kilobytes: f64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kilobytes * 1024.0)
+}
+
 fn file_name(path: &Path) -> String {
     let name = path.file_name().unwrap_or(path.as_os_str());
     name.to_string_lossy().into_owned()
@@ -235,6 +243,9 @@ fn bench_model(
     let model = load_model(&[burn_paged_llama::FAMILY], source, &options)?;
     device.sync().map_err(|error| format!("{error:?}"))?;
     let loaded = begin.elapsed().as_secs_f64();
+    let peak = peak_host_bytes().map_or(String::new(), |bytes| {
+        format!(" with at most {:.2} GB of host memory", bytes / 1e9)
+    });
     let spec = model.spec().clone();
     let ceilings = match *ceilings {
         Some(known) => known,
@@ -249,7 +260,7 @@ fn bench_model(
         _ => "checkpoint",
     };
     report.notes.push(format!(
-        "{device_name}: {name}, {weights} weights in {:?}, ready in {loaded:.1} s; copy {:.1} GB/s read + written, \
+        "{device_name}: {name}, {weights} weights in {:?}, ready in {loaded:.1} s{peak}; copy {:.1} GB/s read + written, \
          product {:.2} TFLOP/s",
         spec.dtype,
         ceilings.copy_bytes_per_s / 1e9,

@@ -157,3 +157,69 @@ fn hash(name: &str) -> u64 {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{LoadError, LoadOptions, ModelDType, WeightLoader, load_with};
+
+    fn devices() -> Vec<Device> {
+        vec![
+            #[cfg(feature = "flex")]
+            Device::flex(),
+            #[cfg(feature = "cpu")]
+            Device::cpu(),
+            #[cfg(feature = "cuda")]
+            Device::cuda(0),
+        ]
+    }
+
+    fn load<M>(
+        device: &Device,
+        build: impl FnOnce(&mut WeightLoader<'_>) -> Result<M, LoadError>,
+    ) -> M {
+        let random = RandomWeights::new(json!({}), 3).with_std(0.05);
+        let options = LoadOptions::new(device.clone()).with_dtype(ModelDType::F32);
+        load_with(&random, &options, build).unwrap()
+    }
+
+    fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+        tensor.into_data().try_to_vec::<f32>().unwrap()
+    }
+
+    /// One test, because the generator of a device belongs to the process.
+    #[test]
+    fn weights_are_normal_those_of_norms_are_ones_and_order_does_not_matter() {
+        for device in devices() {
+            let (weight, stacked, norm) = load(&device, |loader| {
+                let stacked = loader.stacked(&[("a.weight", 40), ("b.weight", 24)], [64, 96])?;
+                let norm = loader.tensor("input_layernorm.weight", [33])?;
+                Ok((loader.tensor("w.weight", [65, 97])?, stacked, norm))
+            });
+            let weight = values(weight);
+            let count = weight.len() as f32;
+            let mean = weight.iter().sum::<f32>() / count;
+            let std = (weight.iter().map(|x| x * x).sum::<f32>() / count - mean * mean).sqrt();
+            assert!(mean.abs() < 0.003, "{device:?}: mean {mean}");
+            assert!((std - 0.05).abs() < 0.003, "{device:?}: deviation {std}");
+            assert_eq!(values(norm), [1.0; 33]);
+
+            let again = load(&device, |loader| loader.tensor("w.weight", [65, 97]));
+            assert_eq!(values(again), weight, "{device:?}");
+            assert_ne!(values(stacked)[..97], weight[..97]);
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_may_lack_what_is_optional_and_random_weights_lack_it() {
+        for device in devices() {
+            load(&device, |loader| {
+                assert!(loader.optional("extra.weight", [4, 4])?.is_none());
+                assert!(loader.optional_host_vector("factors", 4)?.is_none());
+                Ok(())
+            });
+        }
+    }
+}

@@ -514,11 +514,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                             mbarrier::arrive(places.values_empty + 8 * value_stage);
                         }
                         set_weights(&scores, spec);
-                        if comptime!(spec.tile.lazy) {
-                            if plane_any(kept.low != 1.0 || kept.high != 1.0) {
-                                wgmma::scale(kept.low, kept.high, spec.output());
-                            }
-                        } else {
+                        if plane_any(kept.low != 1.0 || kept.high != 1.0) {
                             wgmma::scale(kept.low, kept.high, spec.output());
                         }
                         stage += 1;
@@ -796,14 +792,12 @@ impl RowPair {
             high_best =
                 high_best.max(scores[comptime!(4 * i + 2)].max(scores[comptime!(4 * i + 3)]));
         }
-        let mut low_best = warpgroup::row_max(low_best);
-        let mut high_best = warpgroup::row_max(high_best);
-        if comptime!(spec.tile.lazy) {
-            let low_grown = (low_best - self.low_max) * factor;
-            let high_grown = (high_best - self.high_max) * factor;
-            low_best = select(low_grown > LAZY_POWERS, low_best, self.low_max);
-            high_best = select(high_grown > LAZY_POWERS, high_best, self.high_max);
-        }
+        let low_best = warpgroup::row_max(low_best);
+        let high_best = warpgroup::row_max(high_best);
+        let low_grown = (low_best - self.low_max) * factor;
+        let high_grown = (high_best - self.high_max) * factor;
+        let low_best = select(low_grown > LAZY_POWERS, low_best, self.low_max);
+        let high_best = select(high_grown > LAZY_POWERS, high_best, self.high_max);
         let low = power((self.low_max - low_best) * factor, spec.mma);
         let high = power((self.high_max - high_best) * factor, spec.mma);
         let low_base = exponent_base(low_best, factor);
@@ -814,26 +808,10 @@ impl RowPair {
         let mut high_sum = self.high_sum * high;
         #[unroll]
         for i in 0..fours {
-            let low_a = weight(
-                scores[comptime!(4 * i)] * factor - low_base,
-                comptime!(4 * i),
-                spec,
-            );
-            let low_b = weight(
-                scores[comptime!(4 * i + 1)] * factor - low_base,
-                comptime!(4 * i + 1),
-                spec,
-            );
-            let high_a = weight(
-                scores[comptime!(4 * i + 2)] * factor - high_base,
-                comptime!(4 * i + 2),
-                spec,
-            );
-            let high_b = weight(
-                scores[comptime!(4 * i + 3)] * factor - high_base,
-                comptime!(4 * i + 3),
-                spec,
-            );
+            let low_a = power(scores[comptime!(4 * i)] * factor - low_base, spec.mma);
+            let low_b = power(scores[comptime!(4 * i + 1)] * factor - low_base, spec.mma);
+            let high_a = power(scores[comptime!(4 * i + 2)] * factor - high_base, spec.mma);
+            let high_b = power(scores[comptime!(4 * i + 3)] * factor - high_base, spec.mma);
             low_sum += low_a + low_b;
             high_sum += high_a + high_b;
             scores[comptime!(4 * i)] = low_a;
@@ -845,33 +823,6 @@ impl RowPair {
         self.high_sum = high_sum;
         Kept { low, high }
     }
-}
-
-/// `2^x` of score `at` of a unit.
-#[cube]
-fn weight(x: f32, #[comptime] at: usize, #[comptime] spec: HopperSpec) -> f32 {
-    if comptime!(at * spec.tile.computed % 8 < spec.tile.computed) {
-        computed_power(x)
-    } else {
-        power(x, spec.mma)
-    }
-}
-
-/// `2^x` to 3 in a million, without the unit that takes powers, of which a multiprocessor has few. 0 up to -127.
-///
-/// Source: FlashAttention-4, as Cody and Waite: the power of the nearest integer is an exponent, that of the rest a
-/// polynomial.
-#[cube]
-fn computed_power(x: f32) -> f32 {
-    let x = x.max(-127.0f32);
-    // Added to so large a number, x is rounded to an integer, which is in the lowest bits.
-    let shifted = x + 12_582_912.0f32;
-    let rest = x - (shifted - 12_582_912.0f32);
-    let mut power = fma(0.009_582_853f32.runtime(), rest, 0.055_906_425f32.runtime());
-    power = fma(power, rest, 0.240_240_99f32.runtime());
-    power = fma(power, rest, 0.693_124_2f32.runtime());
-    power = fma(power, rest, 1.0f32.runtime());
-    f32::reinterpret(u32::reinterpret(power) + (u32::reinterpret(shifted) << 23))
 }
 
 /// Puts the weights of a tile where the product with its values takes them from.

@@ -177,7 +177,7 @@ fn attend(
             return check.unsupported(format!("{tile:?} for heads of {}", problem.head_dim));
         }
         Some((kernel, tile)) if kernel.runs(facts, &problem, n) => {
-            let tile = tile.unwrap_or(HopperTile::new(problem.head_dim));
+            let tile = tile.unwrap_or(HopperTile::new(&problem));
             AttentionPlan::with_kernel(facts, &problem, n, options, kernel, tile)
         }
         Some((kernel, _)) => {

@@ -494,7 +494,9 @@ const HOPPER_PREFILL: Promise = Promise::new(&["hopper_prefill_kernel"], 168).on
 /// The same for heads of `head_dim` elements.
 fn hopper_prefill(head_dim: usize) -> Promise {
     match head_dim {
-        ..=64 => HOPPER_PREFILL.with_local_memory(8, 24, "a counter of the loop over tiles of rows"),
+        ..=64 => {
+            HOPPER_PREFILL.with_local_memory(8, 24, "a counter of the loop over tiles of rows")
+        }
         _ => HOPPER_PREFILL,
     }
 }

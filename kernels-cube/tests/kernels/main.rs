@@ -6,7 +6,14 @@
 //! - `attention/`, `cache.rs`, `merge.rs`, `linear.rs`, `norm.rs`, `rotary.rs`, `rows.rs`, `sample.rs`: the ops
 //! - `large.rs`: offsets that 32 bits do not hold, where the memory is there
 //! - `refuse.rs`: what is refused before a launch
-#![cfg(any(feature = "cpu", feature = "cuda"))]
+#![cfg(any(
+    feature = "cpu",
+    feature = "cuda",
+    feature = "rocm",
+    feature = "vulkan",
+    feature = "metal",
+    feature = "wgpu"
+))]
 #![allow(clippy::print_stdout, reason = "tests say how many cases they ran")]
 
 mod arith;
