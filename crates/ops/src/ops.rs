@@ -416,6 +416,10 @@ pub(crate) fn greedy(logits: Tensor<2>) -> Tensor<1, Int> {
 }
 
 /// True where the trait's [`sample`](InferenceOps::sample) takes rows of this length.
+#[cfg_attr(
+    not(feature = "cube"),
+    allow(unused_variables, reason = "only those kernels have a limit")
+)]
 pub(crate) fn has_sample(device: &Device, vocab_size: usize) -> bool {
     match device.as_dispatch() {
         #[cfg(feature = "cube")]
