@@ -33,6 +33,11 @@
 //!
 //! [`DeviceFacts::hopper`]: crate::DeviceFacts::hopper
 
+#![allow(
+    clippy::identity_op,
+    reason = "what is added makes a value of a variable: see the rules"
+)]
+
 pub(crate) mod cluster;
 pub(crate) mod mbarrier;
 pub(crate) mod shared;

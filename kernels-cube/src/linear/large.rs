@@ -174,7 +174,7 @@ pub(super) fn large_linear_kernel<F: Float>(
     } else {
         warpgroup::take_registers(CONSUMER_REGISTERS);
         let group = warpgroup::of(unit) - 1;
-        let leads = unit % warpgroup::UNITS == 0;
+        let leads = unit.is_multiple_of(warpgroup::UNITS);
         let lane = unit % 32;
         let out_map = tma::map_address(out);
         let staged = base + stages * stage_bytes + group * comptime!(2 * OUT_BYTES);

@@ -157,7 +157,7 @@ pub(super) fn skinny_linear_kernel<F: Float>(
             wgmma::commit();
             // The stage before this one has been used when its products are done.
             wgmma::wait(1u32);
-            if step > first && unit % warpgroup::UNITS == 0 {
+            if step > first && unit.is_multiple_of(warpgroup::UNITS) {
                 mbarrier::arrive(empty + 8 * used);
             }
             used = stage;
