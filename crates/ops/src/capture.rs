@@ -46,7 +46,8 @@ pub fn supports_capture(device: &Device) -> Result<(), CaptureError> {
 #[derive(Debug)]
 pub struct CapturedStep<T> {
     device: Device,
-    graph: BackendGraph<Dispatch>,
+    /// There until the step is dropped.
+    graph: Option<BackendGraph<Dispatch>>,
     output: T,
 }
 
@@ -73,9 +74,19 @@ pub fn capture<T>(
     let (graph, output) = recorded.0?;
     Ok(CapturedStep {
         device: device.clone(),
-        graph,
+        graph: Some(graph),
         output,
     })
+}
+
+impl<T> Drop for CapturedStep<T> {
+    /// Waits until the device has let the recording go: it does so on a thread of its own, and a program that ends before
+    /// would have it call a driver that is gone.
+    fn drop(&mut self) {
+        drop(self.graph.take());
+        // A device that fails here has nothing left to say to anyone.
+        let _ = Dispatch::sync(self.device.as_dispatch());
+    }
 }
 
 /// What Burn asks to be `Send` although it stays on the thread that calls.
@@ -151,8 +162,11 @@ impl<T> CapturedStep<T> {
     /// must be alive where it was: weights, caches, words. Replays, writes to those tensors and reads of the output must
     /// come from the thread that captured, which is what orders them.
     pub unsafe fn replay(&self) -> Result<(), CaptureError> {
+        let Some(graph) = &self.graph else {
+            unreachable!("only a drop takes the recording");
+        };
         // SAFETY: the caller's promise is the one that Burn asks for.
-        unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.graph) }.map_err(|error| {
+        unsafe { Dispatch::graph_replay(self.device.as_dispatch(), graph) }.map_err(|error| {
             CaptureError::Replay {
                 reason: error.to_string(),
             }
