@@ -99,7 +99,9 @@ def run(head, name, rows, out, inner):
 def ceilings():
     a = torch.randn(2**30, device="cuda", dtype=torch.bfloat16)
     b = torch.empty_like(a)
-    copy = 2 * a.numel() * 2 / measure([lambda: b.copy_(a)]) / 1e3
+    # Without a graph, whose copies another engine of the card makes, at two thirds of the speed.
+    b.copy_(a)
+    copy = 2 * a.numel() * 2 / statistics.median(event_ms(lambda: b.copy_(a)) for _ in range(15)) / 1e6
     del a, b
     square = run("square", "square", 8192, 8192, 8192)
     return {"copy_gbps": copy, "matmul_tflops": square["tflops"], "device": torch.cuda.get_device_name()}, square
