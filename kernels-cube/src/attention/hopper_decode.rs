@@ -69,7 +69,7 @@ impl DecodeSpec {
     }
 
     fn ring_bytes(self) -> u32 {
-        self.tile.stages as u32 * self.stage_bytes()
+        self.tile.ring_bytes(self.mma.head_dim) as u32
     }
 
     fn is_paged(self) -> bool {
@@ -81,9 +81,9 @@ impl DecodeSpec {
         8 * self.halves as u32
     }
 
-    /// Bytes from a row of partial output to the next: eight words more, so that rows begin at different banks.
+    /// Bytes from a row of partial output to the next.
     fn row_bytes(self) -> u32 {
-        4 * (self.mma.head_dim as u32 + 8)
+        4 * DecodeTile::row_words(self.mma.head_dim) as u32
     }
 
     /// Bytes of the partial output of a warp.
@@ -184,7 +184,7 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
     let groups = comptime!(spec.tile.keys / 16);
 
     let memory = Shared::<[u32]>::new_aligned_slice(
-        comptime!(spec.tile.data_bytes(spec.mma.head_dim) / 4),
+        comptime!(spec.tile.warps * spec.ring_bytes() as usize / 4),
         comptime!(shared::SWIZZLE_ALIGN as usize),
     );
     let barriers =
@@ -333,13 +333,11 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
         }
     }
 
-    // Rows of 8 by 8 matrices whose addresses this unit gives: keys 0 to 7 and 8 to 15 of a group in turn with columns.
+    // The row of an 8 by 8 matrix whose address this unit gives, of keys and of values: columns 0 to 7 and 8 to 15 of keys 0 to
+    // 7, then those of keys 8 to 15.
     let in_matrix = lane % 8;
-    let matrix = lane / 8;
-    let key_row = (matrix / 2 * 8 + in_matrix) * shared::SWIZZLE_BYTES;
-    let key_turn = ((matrix % 2) ^ in_matrix) << 4;
-    let value_row = (matrix % 2 * 8 + in_matrix) * shared::SWIZZLE_BYTES;
-    let value_turn = ((matrix / 2) ^ in_matrix) << 4;
+    let matrix_row = (lane / 16 * 8 + in_matrix) * shared::SWIZZLE_BYTES;
+    let turn = ((lane / 8 % 2) ^ in_matrix) << 4;
 
     let factor = exponent_factor(&params, spec.mma);
     let mut output = zero_fragments(comptime!(2 * depths));
@@ -373,8 +371,8 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
                     depth as u32 / 4 * spec.column_bytes()
                         + nth as u32 * 16 * shared::SWIZZLE_BYTES
                 );
-                let turn = key_turn ^ comptime!(depth as u32 % 4 * 32);
-                let words = shared::load_matrices(tile_keys + key_row + turn + on);
+                let turned = turn ^ comptime!(depth as u32 % 4 * 32);
+                let words = shared::load_matrices(tile_keys + matrix_row + turned + on);
                 #[unroll]
                 for side in 0..2usize {
                     let mut b = Array::<Vector<F, Const<2>>>::new(2usize);
@@ -484,13 +482,13 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
                     depth as u32 / 4 * spec.column_bytes()
                         + nth as u32 * 16 * shared::SWIZZLE_BYTES
                 );
-                let turn = value_turn ^ comptime!(depth as u32 % 4 * 32);
-                let words = shared::load_turned_matrices(tile_values + value_row + turn + on);
+                let turned = turn ^ comptime!(depth as u32 % 4 * 32);
+                let words = shared::load_turned_matrices(tile_values + matrix_row + turned + on);
                 #[unroll]
                 for side in 0..2usize {
                     let mut b = Array::<Vector<F, Const<2>>>::new(2usize);
-                    b[0usize] = as_pair::<F>(words.extract(comptime!(2 * side)));
-                    b[1usize] = as_pair::<F>(words.extract(comptime!(2 * side + 1)));
+                    b[0usize] = as_pair::<F>(words.extract(comptime!(side)));
+                    b[1usize] = as_pair::<F>(words.extract(comptime!(side + 2)));
                     multiply_add::<F>(&weights, &b, output.index_mut(comptime!(2 * depth + side)));
                 }
             }
@@ -532,6 +530,7 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
         }
     }
 
+    sync_plane();
     // The warps meet: what each asked for has come, so that its ring holds its output now.
     let rows = comptime!(spec.rows());
     #[unroll]
@@ -652,10 +651,12 @@ impl Copy {
         block_log2: u32,
         #[comptime] spec: DecodeSpec,
     ) -> u32 {
+        // All of the warp have to vote.
+        sync_plane();
+        let lost = plane_ballot(block < 0).extract(0usize) & comptime!(bits(spec.pieces()));
         if lane == 0 {
             mbarrier::arrive_expect(barrier, comptime!(spec.stage_bytes()).runtime());
         }
-        let lost = plane_ballot(block < 0).extract(0usize) & comptime!(bits(spec.pieces()));
         sync_plane();
         if lane < comptime!(spec.copies()) {
             let mut token = self.keys_begin + base;

@@ -254,25 +254,34 @@ impl DecodeTile {
             keys: Self::keys(problem.head_dim),
         };
         let cubes = problem.num_tokens * problem.num_kv_heads;
+        let multiprocessors = facts.num_multiprocessors.unwrap_or(1) as usize;
         // Shared memory holds two cubes.
-        let at_once = 2 * facts.num_multiprocessors.unwrap_or(1) as usize;
+        let at_once = 2 * multiprocessors;
         let most = problem.expected_keys.div_ceil(tile.warps * tile.keys);
         let mut parts = 1;
         while 2 * parts <= Self::MAX_PARTS.min(most) && 2 * parts * cubes <= at_once {
             parts *= 2;
         }
-        Self { parts, ..tile }
+        // Cubes that have more than a multiprocessor each take all of one.
+        let alone = 2 * parts * cubes <= multiprocessors;
+        let warps = if alone { 8 } else { tile.warps };
+        Self {
+            parts,
+            warps,
+            ..tile
+        }
     }
 
     /// Every way that the kernel knows for heads of `head_dim` elements: for tests and benches.
     pub fn all(head_dim: usize) -> Vec<Self> {
         let keys = Self::keys(head_dim);
         let ways = [
+            (4, 2, keys),
             (4, 3, keys),
             (4, 4, keys),
-            (4, 6, keys),
+            (8, 2, keys),
             (8, 3, keys),
-            (4, 3, 48 - keys),
+            (4, 2, 48 - keys),
         ];
         let tiles = [1, 2, 4, 8].into_iter().flat_map(|parts| {
             ways.map(|(warps, stages, keys)| Self {
@@ -295,9 +304,21 @@ impl DecodeTile {
         32 * self.warps as u32
     }
 
-    /// Bytes of the rings of a cube.
-    pub(super) const fn data_bytes(self, head_dim: usize) -> usize {
-        self.warps * self.stages * self.keys * 2 * head_dim.div_ceil(64) * 128
+    /// Bytes of the ring of a warp, which at the end holds the outputs of the warp and of the cube, in rows of
+    /// [`Self::row_words`].
+    pub(super) const fn ring_bytes(self, head_dim: usize) -> usize {
+        let tiles = self.stages * self.keys * 2 * head_dim.div_ceil(64) * 128;
+        let outputs = 2 * mma_decode::ROWS * 4 * Self::row_words(head_dim);
+        if tiles > outputs {
+            tiles
+        } else {
+            outputs.next_multiple_of(1024)
+        }
+    }
+
+    /// Words from a row of output to the next: eight more than the head has, so that rows begin at different banks.
+    pub(super) const fn row_words(head_dim: usize) -> usize {
+        head_dim + 8
     }
 }
 
@@ -733,11 +754,9 @@ mod tests {
             assert!(DecodeTile::all(head_dim).contains(&planned));
             for tile in DecodeTile::all(head_dim) {
                 let rest = tile.warps * (12 * tile.stages + 16 * 16) + 16 * 16;
-                let bytes = tile.data_bytes(head_dim) + rest;
+                let bytes = tile.warps * tile.ring_bytes(head_dim) + rest;
                 assert!(bytes <= gpu().max_shared_memory_bytes, "{tile:?}");
-                // The outputs of a warp and of the cube, in f32.
-                let ring = tile.data_bytes(head_dim) / tile.warps;
-                assert!(ring >= 2 * 16 * 4 * (head_dim + 8), "{tile:?} {head_dim}");
+                assert!(tile.ring_bytes(head_dim).is_multiple_of(1024));
             }
         }
     }

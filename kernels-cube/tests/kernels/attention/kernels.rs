@@ -145,7 +145,7 @@ fn other_tiles(launcher: &Launcher, dtype: Dtype, case: &Case) -> Vec<Choice> {
         return Vec::new();
     }
     let plain = case.window.is_none() && case.softcap.is_none() && case.fixed_split.is_none();
-    if case.lens == DECODE && plain {
+    if case.lens == DECODE && case.block_size >= 16 && plain {
         let tiles = DecodeTile::all(case.heads.head_dim).into_iter();
         return tiles.map(Choice::Dealt).collect();
     }
