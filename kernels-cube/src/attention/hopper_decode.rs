@@ -254,7 +254,7 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
     let is_value = lane / comptime!(spec.pieces() * spec.columns()) > 0;
     let place = lane / pieces * comptime!(spec.column_bytes())
         + lane % pieces * comptime!(spec.piece_keys as u32 * shared::SWIZZLE_BYTES);
-    let copy = Copy {
+    let request = Request {
         map: select(is_value, tma::map_address(v), tma::map_address(k)),
         column: block_of_columns * comptime!(tma::TILE_COLUMNS as u32),
         head: kv_head as u32,
@@ -282,7 +282,7 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
     #[unroll]
     for stage in 0..comptime!(spec.tile.stages) {
         if asked < end_tile {
-            let lost = copy.ask(
+            let lost = request.ask(
                 ring + comptime!(stage as u32 * spec.stage_bytes()),
                 full + comptime!(8 * stage as u32),
                 asked * keys,
@@ -497,7 +497,7 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
         // All units have read the stage.
         sync_plane();
         if asked < end_tile {
-            let lost = copy.ask(
+            let lost = request.ask(
                 tile_keys,
                 full + 8 * stage,
                 asked * keys,
@@ -626,7 +626,7 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
 
 /// What one unit asks the copy engine for, of every tile of its warp.
 #[derive(CubeType, Clone, Copy)]
-struct Copy {
+struct Request {
     map: u64,
     column: u32,
     head: u32,
@@ -639,8 +639,8 @@ struct Copy {
 }
 
 #[cube]
-impl Copy {
-    /// Asks for the tile at `base`, and says which pieces are none of the cache's.
+impl Request {
+    /// Asks for the tile at `base`, and says which pieces are none of the cache's. All of the warp together.
     fn ask(
         &self,
         target: u32,
