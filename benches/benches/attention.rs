@@ -8,8 +8,8 @@ use burn_paged_benches::kernel::{
     Values, Work, ints, relative_error, shuffled,
 };
 use burn_paged_kernels::{
-    AttentionKernel, AttentionOptions, AttentionPlan, AttentionProblem, HopperTile, Keys, Launcher,
-    TensorRef, attention, attention_tiled,
+    AttentionKernel, AttentionOptions, AttentionPlan, AttentionProblem, DecodeTile, HopperTile,
+    Keys, Launcher, TensorRef, attention, attention_dealt, attention_tiled, attention_with,
 };
 
 /// Sets of inputs, at most.
@@ -50,13 +50,13 @@ fn run(
         let reason = format!("{:.0} GB of K and V", kv_bytes as f64 / 1e9);
         return session.leave_out(&name, &reason);
     }
-    for tile in tiles(session, target, heads, case) {
+    for way in ways(session, target, heads, case) {
         session.case(target, name.clone(), |session| {
             let batch = Batch::new(heads, case, layout, shapes.page_size, dtype);
             match target {
                 Target::Cube(device) => {
                     let sets = session.sets(target, batch.bytes(), MAX_SETS);
-                    cube(device, batch, tile, sets)
+                    cube(device, batch, way, sets)
                 }
                 #[cfg(feature = "flex")]
                 Target::Flex(device) => flex::work(device, batch),
@@ -65,23 +65,39 @@ fn run(
     }
 }
 
-/// The planned way, and with `--all-plans` the others that the kernel for Hopper knows.
-fn tiles(
+/// A way other than the planned one.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    Kernel(AttentionKernel),
+    Prefill(HopperTile),
+    Decode(DecodeTile),
+}
+
+/// The planned way, and with `--all-plans` the others that the kernels for Hopper know.
+fn ways(
     session: &Session,
     target: &Target,
     heads: &Heads,
     case: &AttentionCase,
-) -> Vec<Option<HopperTile>> {
-    let mut tiles = vec![None];
+) -> Vec<Option<Way>> {
+    let mut ways = vec![None];
     let has_hopper = match target {
         Target::Cube(device) => device.launcher().facts().hopper,
         #[cfg(feature = "flex")]
         Target::Flex(_) => false,
     };
-    if session.args().all_plans && has_hopper && case.kind != "decode" {
-        tiles.extend(HopperTile::all(heads.head_dim).into_iter().map(Some));
+    if !session.args().all_plans || !has_hopper {
+        return ways;
     }
-    tiles
+    if case.kind == "decode" {
+        ways.push(Some(Way::Kernel(AttentionKernel::MmaDecode)));
+        let tiles = DecodeTile::all(heads.head_dim).into_iter();
+        ways.extend(tiles.map(Way::Decode).map(Some));
+    } else {
+        let tiles = HopperTile::all(heads.head_dim).into_iter();
+        ways.extend(tiles.map(Way::Prefill).map(Some));
+    }
+    ways
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -291,7 +307,7 @@ struct Indices {
 fn cube(
     device: &CubeDevice,
     batch: Batch,
-    tile: Option<HopperTile>,
+    way: Option<Way>,
     sets: usize,
 ) -> Result<Work<'_>, String> {
     let dtype = batch.dtype;
@@ -313,7 +329,7 @@ fn cube(
     let out = device.poisoned(&batch.q_shape(), dtype);
     let lse = device.poisoned(&batch.q_shape()[..2], Dtype::F32);
     let (path, flops, bytes) = (
-        path(device.launcher(), &batch, tile),
+        path(device.launcher(), &batch, way),
         batch.flops(),
         batch.bytes(),
     );
@@ -349,10 +365,16 @@ fn cube(
             };
             let launcher = device.launcher();
             let (q, cu_q) = (&q.tensor, &indices.cu_q);
-            match tile {
+            match way {
                 None => attention(launcher, q, cu_q, keys, &to, &to_lse, &options),
-                Some(tile) => {
+                Some(Way::Kernel(kernel)) => {
+                    attention_with(launcher, kernel, q, cu_q, keys, &to, &to_lse, &options)
+                }
+                Some(Way::Prefill(tile)) => {
                     attention_tiled(launcher, tile, q, cu_q, keys, &to, &to_lse, &options)
+                }
+                Some(Way::Decode(tile)) => {
+                    attention_dealt(launcher, tile, q, cu_q, keys, &to, &to_lse, &options)
                 }
             }
             .map_err(|error| error.to_string())
@@ -367,9 +389,14 @@ fn cube(
 }
 
 /// The kernel that `attention` chooses for contiguous tensors, or the one that it is told.
-fn path(launcher: &Launcher, batch: &Batch, tile: Option<HopperTile>) -> String {
-    if let Some(tile) = tile {
-        return format!("{:?} {tile:?}", AttentionKernel::HopperPrefill);
+fn path(launcher: &Launcher, batch: &Batch, way: Option<Way>) -> String {
+    match way {
+        None => {}
+        Some(Way::Kernel(kernel)) => return format!("{kernel:?}"),
+        Some(Way::Prefill(tile)) => {
+            return format!("{:?} {tile:?}", AttentionKernel::HopperPrefill);
+        }
+        Some(Way::Decode(tile)) => return format!("{:?} {tile:?}", AttentionKernel::HopperDecode),
     }
     let problem = AttentionProblem {
         num_tokens: batch.case.num_tokens(),
@@ -386,9 +413,10 @@ fn path(launcher: &Launcher, batch: &Batch, tile: Option<HopperTile>) -> String 
     let vector_size = facts.vector_size(batch.dtype.size(), batch.heads.head_dim);
     let options = AttentionOptions::causal(batch.heads.head_dim);
     let plan = AttentionPlan::new(facts, &problem, vector_size, &options);
-    match plan.num_splits {
-        1 => format!("{:?}", plan.kernel),
-        parts => format!("{:?} x{parts}", plan.kernel),
+    match (plan.decode, plan.num_splits) {
+        (Some(tile), _) => format!("{:?} {tile:?}", plan.kernel),
+        (None, 1) => format!("{:?}", plan.kernel),
+        (None, parts) => format!("{:?} x{parts}", plan.kernel),
     }
 }
 

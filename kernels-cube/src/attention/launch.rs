@@ -1,4 +1,6 @@
 #[cfg(feature = "hopper")]
+use super::hopper_decode::{DecodeSpec, hopper_decode_kernel};
+#[cfg(feature = "hopper")]
 use super::hopper_prefill::{DealLaunch, HopperSpec, hopper_prefill_kernel};
 use super::keys::{BatchShapeLaunch, KeySource, ScoreParamsLaunch, SplitsLaunch};
 use super::mask::{MaskBoundsLaunch, NO_WINDOW};
@@ -6,7 +8,7 @@ use super::merge::merge_kernel;
 use super::mma::MmaSpec;
 use super::mma_decode::mma_decode_kernel;
 use super::mma_prefill::mma_prefill_kernel;
-use super::plan::{AttentionKernel, AttentionPlan, HopperTile};
+use super::plan::{AttentionKernel, AttentionPlan, DecodeTile, HopperTile};
 use super::portable::{PortableSpec, attention_kernel};
 use super::{AttentionOptions, AttentionProblem};
 use crate::cache::CacheProblem;
@@ -142,8 +144,45 @@ pub fn attention_tiled(
         out,
         lse,
         options,
-        Some((AttentionKernel::HopperPrefill, Some(tile))),
+        Some((AttentionKernel::HopperPrefill, Some(Way::Prefill(tile)))),
     )
+}
+
+/// As [`attention_with`] with [`AttentionKernel::HopperDecode`] and one of [`DecodeTile::all`].
+///
+/// # Errors
+/// As [`attention_with`].
+#[allow(
+    clippy::too_many_arguments,
+    reason = "those of `attention` and one more"
+)]
+pub fn attention_dealt(
+    launcher: &Launcher,
+    tile: DecodeTile,
+    q: &TensorRef,
+    cu_seqlens_q: &TensorRef,
+    keys: Keys<'_>,
+    out: &TensorRef,
+    lse: &TensorRef,
+    options: &AttentionOptions,
+) -> Result<(), KernelError> {
+    attend(
+        launcher,
+        q,
+        cu_seqlens_q,
+        keys,
+        out,
+        lse,
+        options,
+        Some((AttentionKernel::HopperDecode, Some(Way::Decode(tile)))),
+    )
+}
+
+/// How a kernel for Hopper goes through a problem, if not as planned.
+#[derive(Clone, Copy)]
+enum Way {
+    Prefill(HopperTile),
+    Decode(DecodeTile),
 }
 
 #[allow(
@@ -158,7 +197,7 @@ fn attend(
     out: &TensorRef,
     lse: &TensorRef,
     options: &AttentionOptions,
-    choice: Option<(AttentionKernel, Option<HopperTile>)>,
+    choice: Option<(AttentionKernel, Option<Way>)>,
 ) -> Result<(), KernelError> {
     let check = Check::new("attention");
     let (problem, operands) =
@@ -173,12 +212,25 @@ fn attend(
         Some((AttentionKernel::HopperPrefill, _)) if options.fixed_split.is_some() => {
             return check.unsupported("HopperPrefill in fixed parts".into());
         }
-        Some((_, Some(tile))) if !HopperTile::all(problem.head_dim).contains(&tile) => {
+        Some((_, Some(Way::Prefill(tile))))
+            if !HopperTile::all(problem.head_dim).contains(&tile) =>
+        {
             return check.unsupported(format!("{tile:?} for heads of {}", problem.head_dim));
         }
-        Some((kernel, tile)) if kernel.runs(facts, &problem, n) => {
-            let tile = tile.unwrap_or(HopperTile::new(&problem));
-            AttentionPlan::with_kernel(facts, &problem, n, options, kernel, tile)
+        Some((_, Some(Way::Decode(tile))))
+            if !DecodeTile::all(problem.head_dim).contains(&tile) =>
+        {
+            return check.unsupported(format!("{tile:?} for heads of {}", problem.head_dim));
+        }
+        Some((kernel, way)) if kernel.runs(facts, &problem, n) => {
+            let mut tile = HopperTile::new(&problem);
+            let mut decode = DecodeTile::new(facts, &problem);
+            match way {
+                Some(Way::Prefill(chosen)) => tile = chosen,
+                Some(Way::Decode(chosen)) => decode = chosen,
+                None => {}
+            }
+            AttentionPlan::with_kernel(facts, &problem, n, options, kernel, tile, decode)
         }
         Some((kernel, _)) => {
             return check.unsupported(format!(
@@ -435,8 +487,46 @@ fn launch(
     unsafe {
         match plan.kernel {
             #[cfg(not(feature = "hopper"))]
-            AttentionKernel::HopperPrefill => {
-                return check.unsupported("HopperPrefill without the feature hopper".into());
+            AttentionKernel::HopperPrefill | AttentionKernel::HopperDecode => {
+                return check.unsupported(format!("{:?} without the feature hopper", plan.kernel));
+            }
+            #[cfg(feature = "hopper")]
+            AttentionKernel::HopperDecode => {
+                let Some(tile) = plan.decode else {
+                    return check.unsupported("HopperDecode without a plan".into());
+                };
+                let piece_keys = source.block_size().unwrap_or(tile.keys).min(tile.keys);
+                let group = problem.num_heads / problem.num_kv_heads;
+                hopper_decode_kernel::launch_unchecked(
+                    launcher.client(),
+                    count,
+                    dim,
+                    address,
+                    // Queries are read in words of two elements, the output is written in vectors of four.
+                    q.buffer_arg(2),
+                    tma::heads_map(source.k, piece_keys, 1),
+                    tma::heads_map(source.v, piece_keys, 1),
+                    cu_seqlens_q.buffer_arg(1),
+                    source.kv_lens.buffer_arg(1),
+                    source.block_table.buffer_arg(1),
+                    out.buffer_arg(4),
+                    lse.buffer_arg(1),
+                    head_layout(q, 2),
+                    head_layout(out, 4),
+                    source.table.arg(),
+                    batch,
+                    params,
+                    bounds,
+                    splits,
+                    block_log2,
+                    DecodeSpec {
+                        tile,
+                        mma: mma_spec,
+                        piece_keys,
+                        halves: group.div_ceil(8),
+                    },
+                    dtypes,
+                );
             }
             #[cfg(feature = "hopper")]
             AttentionKernel::HopperPrefill => {

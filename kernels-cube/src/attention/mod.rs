@@ -8,8 +8,11 @@
 //! - `portable.rs`: the kernel for every runtime
 //! - `mma.rs`: what the tensor-core kernels share; `mma_decode.rs` for few rows, `mma_prefill.rs` for many
 //! - `hopper_prefill.rs`: for many rows on the matrix units of Hopper
+//! - `hopper_decode.rs`: for one token of each sequence, keys by the copy engine of Hopper
 //! - `merge.rs`: the parts of a split call, put together
 
+#[cfg(feature = "hopper")]
+mod hopper_decode;
 #[cfg(feature = "hopper")]
 mod hopper_prefill;
 mod keys;
@@ -28,7 +31,7 @@ mod plan;
 mod portable;
 mod problem;
 
-pub use launch::{Keys, attention, attention_tiled, attention_with};
+pub use launch::{Keys, attention, attention_dealt, attention_tiled, attention_with};
 pub use options::AttentionOptions;
-pub use plan::{AttentionKernel, AttentionPlan, HopperTile};
+pub use plan::{AttentionKernel, AttentionPlan, DecodeTile, HopperTile};
 pub use problem::AttentionProblem;

@@ -29,6 +29,8 @@ const MAX_SPLITS: usize = 128;
 pub enum AttentionKernel {
     /// Tiles of 128 rows on the matrix units of Hopper, keys and values by its copy engine.
     HopperPrefill,
+    /// One token and key head at a time on tensor cores, keys and values by the copy engine of Hopper.
+    HopperDecode,
     /// Tiles of 128 rows on tensor cores, keys and values through shared memory.
     MmaPrefill,
     /// Tiles of 16 rows on tensor cores, keys and values straight into registers.
@@ -41,6 +43,7 @@ impl AttentionKernel {
     /// Every kernel, for tests and benches.
     pub const ALL: &'static [Self] = &[
         Self::HopperPrefill,
+        Self::HopperDecode,
         Self::MmaPrefill,
         Self::MmaDecode,
         Self::Portable,
@@ -63,6 +66,16 @@ impl AttentionKernel {
                     && half
                     && vector_size >= mma::VECTOR
                     && problem.head_dim.is_multiple_of(mma::VECTOR)
+                    && problem.max_keys > 0
+                    && problem.block_size.is_none_or(HopperTile::takes_blocks)
+            }
+            Self::HopperDecode => {
+                let group = problem.num_heads.checked_div(problem.num_kv_heads);
+                facts.hopper
+                    && mma
+                    && group.is_some_and(|group| group <= mma_decode::ROWS)
+                    && problem.head_dim.is_multiple_of(16)
+                    && problem.num_seqs > 0
                     && problem.max_keys > 0
                     && problem.block_size.is_none_or(HopperTile::takes_blocks)
             }
@@ -181,6 +194,96 @@ impl HopperTile {
     }
 }
 
+/// How the decoding kernel for Hopper deals keys to cubes and warps.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub struct DecodeTile {
+    /// Cubes of a cluster, which share the keys of a token.
+    pub(super) parts: usize,
+    /// Warps of a cube.
+    pub(super) warps: usize,
+    /// Tiles of keys and of values that a warp has in shared memory.
+    pub(super) stages: usize,
+    /// Keys of a tile.
+    pub(super) keys: usize,
+}
+
+impl DecodeTile {
+    /// The most cubes that every device puts into a cluster.
+    const MAX_PARTS: usize = 8;
+
+    /// The tiles of `problem`: as many parts as give the multiprocessors a cube each. On an H200 more gain nothing: 8 sequences
+    /// of 1,024 tokens and 8 key heads take 12.8 us in two parts and 16.9 in four.
+    pub fn new(facts: &DeviceFacts, problem: &AttentionProblem) -> Self {
+        let tile = Self {
+            parts: 1,
+            warps: 4,
+            stages: 2,
+            keys: Self::keys(problem.head_dim),
+        };
+        let cubes = problem.num_tokens * problem.num_kv_heads;
+        let multiprocessors = facts.num_multiprocessors.unwrap_or(1) as usize;
+        let enough = multiprocessors * 7 / 8;
+        let most = problem.expected_keys.div_ceil(tile.warps * tile.keys);
+        let mut parts = 1;
+        while 2 * parts <= Self::MAX_PARTS.min(most) && parts * cubes < enough {
+            parts *= 2;
+        }
+        // Cubes that have more than a multiprocessor each take all of one.
+        let alone = 2 * parts * cubes <= multiprocessors;
+        match alone {
+            true => Self {
+                parts,
+                warps: 8,
+                stages: 3,
+                ..tile
+            },
+            false => Self { parts, ..tile },
+        }
+    }
+
+    /// Every way that the kernel knows for heads of `head_dim` elements: for tests and benches.
+    pub fn all(head_dim: usize) -> Vec<Self> {
+        let keys = Self::keys(head_dim);
+        let ways = [(4, 2, keys), (4, 3, keys), (8, 3, keys)];
+        let tiles = [1, 2, 4, 8].into_iter().flat_map(|parts| {
+            ways.map(|(warps, stages, keys)| Self {
+                parts,
+                warps,
+                stages,
+                keys,
+            })
+        });
+        tiles.collect()
+    }
+
+    /// Keys of a tile: 8 KiB with their values, in most cases.
+    fn keys(head_dim: usize) -> usize {
+        if head_dim <= 64 { 32 } else { 16 }
+    }
+
+    /// Units of a cube.
+    pub(super) const fn units(self) -> u32 {
+        32 * self.warps as u32
+    }
+
+    /// Bytes of the ring of a warp, which at the end holds the outputs of the warp and of the cube, in rows of
+    /// [`Self::row_words`].
+    pub(super) const fn ring_bytes(self, head_dim: usize) -> usize {
+        let tiles = self.stages * self.keys * 2 * head_dim.div_ceil(64) * 128;
+        let outputs = 2 * mma_decode::ROWS * 4 * Self::row_words(head_dim);
+        if tiles > outputs {
+            tiles
+        } else {
+            outputs.next_multiple_of(1024)
+        }
+    }
+
+    /// Words from a row of output to the next: eight more than the head has, so that rows begin at different banks.
+    pub(super) const fn row_words(head_dim: usize) -> usize {
+        head_dim + 8
+    }
+}
+
 /// How one problem is computed on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionPlan {
@@ -198,6 +301,8 @@ pub struct AttentionPlan {
     pub num_cubes: usize,
     /// How the kernel for Hopper goes through it, if that is the one.
     pub tile: Option<HopperTile>,
+    /// How the decoding kernel for Hopper deals keys, if it is the one.
+    pub decode: Option<DecodeTile>,
     /// Tiles of rows that cubes of the kernel for Hopper share.
     pub num_tiles: usize,
     /// The grid, or `None` if the device cannot launch so many cubes.
@@ -219,10 +324,11 @@ impl AttentionPlan {
             options,
             choose(facts, problem, vector_size, options),
             HopperTile::new(problem),
+            DecodeTile::new(facts, problem),
         )
     }
 
-    /// As [`Self::new`] with a given kernel, which must run; `tile` is for the one for Hopper.
+    /// As [`Self::new`] with a given kernel, which must run; `tile` and `decode` are for those for Hopper.
     pub(super) fn with_kernel(
         facts: &DeviceFacts,
         problem: &AttentionProblem,
@@ -230,10 +336,12 @@ impl AttentionPlan {
         options: &AttentionOptions,
         kernel: AttentionKernel,
         tile: HopperTile,
+        decode: DecodeTile,
     ) -> Self {
         let vector_size = match kernel {
             AttentionKernel::Portable => vector_size.min(MAX_VECTOR_SIZE),
             AttentionKernel::HopperPrefill
+            | AttentionKernel::HopperDecode
             | AttentionKernel::MmaDecode
             | AttentionKernel::MmaPrefill => mma::VECTOR,
         };
@@ -253,7 +361,8 @@ impl AttentionPlan {
             busy_seqs * rows_each.div_ceil(rows) * num_kv_heads
         };
         let load = match kernel {
-            AttentionKernel::HopperPrefill => Load::whole(),
+            // Clusters share keys.
+            AttentionKernel::HopperPrefill | AttentionKernel::HopperDecode => Load::whole(),
             AttentionKernel::Portable => Load::of_units(facts, num_tokens * num_heads),
             AttentionKernel::MmaDecode => Load {
                 cubes: expected_tiles(mma_decode::ROWS),
@@ -273,6 +382,11 @@ impl AttentionPlan {
             Some(positions) => problem.max_keys.div_ceil(positions).max(1),
             None => load.num_splits(problem.expected_keys),
         };
+        let decode = match options.fixed_split {
+            // The bits of a row must not depend on the batch.
+            Some(_) => DecodeTile { parts: 1, ..decode },
+            None => decode,
+        };
         let (num_cubes, grid) = match kernel {
             AttentionKernel::Portable => {
                 let units = (num_tokens * num_heads).checked_mul(num_splits);
@@ -282,6 +396,12 @@ impl AttentionPlan {
             AttentionKernel::HopperPrefill => {
                 let cubes = tile.cubes(facts, tile.count(problem, group));
                 (cubes, Grid::for_cubes(facts, cubes, tile.units()))
+            }
+            AttentionKernel::HopperDecode => {
+                let cubes = (num_tokens * num_kv_heads * decode.parts).saturating_mul(num_splits);
+                let grid = Grid::for_cubes(facts, cubes, decode.units());
+                // Clusters lie along x.
+                (cubes, grid.filter(|grid| grid.cubes.0 as usize == cubes))
             }
             AttentionKernel::MmaDecode => {
                 let cubes = tiles(mma_decode::ROWS).saturating_mul(num_splits);
@@ -302,6 +422,7 @@ impl AttentionPlan {
             fixed_split,
             num_cubes,
             tile: (kernel == AttentionKernel::HopperPrefill).then_some(tile),
+            decode: (kernel == AttentionKernel::HopperDecode).then_some(decode),
             num_tiles: match kernel {
                 AttentionKernel::HopperPrefill => tile.count(problem, group),
                 _ => 0,
@@ -337,6 +458,11 @@ fn choose(
         AttentionKernel::HopperPrefill
     } else if many_rows && runs(AttentionKernel::MmaPrefill) {
         AttentionKernel::MmaPrefill
+    } else if problem.num_tokens <= problem.num_seqs
+        && options.fixed_split.is_none()
+        && runs(AttentionKernel::HopperDecode)
+    {
+        AttentionKernel::HopperDecode
     } else if runs(AttentionKernel::MmaDecode) {
         AttentionKernel::MmaDecode
     } else {
@@ -464,7 +590,7 @@ mod tests {
 
     #[test]
     fn rows_per_sequence_choose_the_kernel() {
-        assert_eq!(llama(8, 1, 1024).kernel, AttentionKernel::MmaDecode);
+        assert_eq!(llama(8, 1, 1024).kernel, AttentionKernel::HopperDecode);
         assert_eq!(llama(8, 4, 1024).kernel, AttentionKernel::MmaDecode);
         assert_eq!(llama(1, 512, 1024).kernel, AttentionKernel::HopperPrefill);
     }
@@ -557,9 +683,9 @@ mod tests {
     fn few_cubes_are_split_until_the_device_is_full() {
         assert_eq!(llama(256, 1, 8192).num_splits, 1);
         assert_eq!(llama(1, 8192, 8192).num_splits, 1);
-        let one = llama(1, 1, 32_768);
-        assert!(one.num_splits >= 16, "{one:?}");
-        let short = llama(1, 1, 64);
+        let few = llama(1, 8, 32_768);
+        assert!(few.num_splits >= 16, "{few:?}");
+        let short = llama(1, 8, 64);
         assert_eq!(short.num_splits, 1);
         let chunk = llama(1, 128, 32_768);
         assert!(chunk.num_splits > 1, "{chunk:?}");
@@ -568,6 +694,33 @@ mod tests {
             AttentionPlan::new(&cpu(), &problem(1, 64), 4, &options).num_splits,
             1
         );
+    }
+
+    #[test]
+    fn few_tokens_are_shared_by_clusters_until_the_device_is_full() {
+        let parts = |num_seqs, keys| llama(num_seqs, 1, keys).decode.unwrap().parts;
+        assert_eq!(parts(1, 8192), 8);
+        assert_eq!(parts(1, 64), 1);
+        assert_eq!(parts(256, 8192), 1);
+        for num_seqs in [1, 2, 5, 8, 16, 100] {
+            let plan = llama(num_seqs, 1, 1024);
+            assert_eq!(plan.num_splits, 1);
+            assert_eq!(plan.num_cubes, num_seqs * 8 * parts(num_seqs, 1024));
+        }
+    }
+
+    #[test]
+    fn rings_of_decoding_fit_into_shared_memory() {
+        for head_dim in [16, 64, 80, 128] {
+            let planned = DecodeTile::new(&gpu(), &problem(3, head_dim));
+            assert!(DecodeTile::all(head_dim).contains(&planned));
+            for tile in DecodeTile::all(head_dim) {
+                let rest = tile.warps * (12 * tile.stages + 16 * 16) + 16 * 16;
+                let bytes = tile.warps * tile.ring_bytes(head_dim) + rest;
+                assert!(bytes <= gpu().max_shared_memory_bytes, "{tile:?}");
+                assert!(tile.ring_bytes(head_dim).is_multiple_of(1024));
+            }
+        }
     }
 
     #[test]

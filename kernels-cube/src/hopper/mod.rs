@@ -4,7 +4,7 @@
 //! here is such text, so kernels that use it run through that compiler alone ([`DeviceFacts::hopper`]) and are compiled in
 //! with the feature `hopper`.
 //!
-//! - `shared`: addresses in shared memory, loads, stores and `stmatrix`
+//! - `shared`: addresses in shared memory, loads, stores, `ldmatrix` and `stmatrix`
 //! - `mbarrier`: barriers in shared memory that count arrivals and bytes
 //! - `tma`: copies of tiles between tensors and shared memory by the copy engine
 //! - `wgmma`: products of four warps, from shared memory, with sums in registers that only PTX knows by name

@@ -57,6 +57,15 @@ pub(crate) fn store_f32(address: u32, value: f32) {
     gpu_asm!("st.shared.f32 [{}], {};", in(_) address, in(_) value);
 }
 
+/// Stores two words; the address is a multiple of 8.
+#[cube]
+pub(crate) fn store_f32x2(address: u32, first: f32, second: f32) {
+    // As values, not as addresses of variables.
+    let first = first * 1.0;
+    let second = second * 1.0;
+    gpu_asm!("st.shared.v2.f32 [{}], {{{}, {}}};", in(_) address, in(_) first, in(_) second);
+}
+
 /// Four words; the address is a multiple of 16.
 #[cube]
 pub(crate) fn load_f32x4(address: u32) -> Vector<f32, Const<4>> {
@@ -78,6 +87,23 @@ pub(crate) fn store_matrices(address: u32, m0: u32, m1: u32, m2: u32, m3: u32) {
         "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{}], {{{}, {}, {}, {}}};",
         in(_) address, in(_) m0, in(_) m1, in(_) m2, in(_) m3
     );
+}
+
+/// Loads four 8 by 8 matrices of 16-bit elements: unit `8 m + r` gives the address of row `r` of matrix `m`. Unit `4 r + t`
+/// gets columns `2t` and `2t + 1` of row `r` of each.
+#[cube]
+pub(crate) fn load_matrices(address: u32) -> Vector<u32, Const<4>> {
+    let words: Vector<u32, Const<4>>;
+    gpu_asm!("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {}, [{}];", out(_) words, in(_) address);
+    words
+}
+
+/// As [`load_matrices`], but unit `4 c + t` gets rows `2t` and `2t + 1` of column `c` of each.
+#[cube]
+pub(crate) fn load_turned_matrices(address: u32) -> Vector<u32, Const<4>> {
+    let words: Vector<u32, Const<4>>;
+    gpu_asm!("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {}, [{}];", out(_) words, in(_) address);
+    words
 }
 
 #[cfg(test)]

@@ -392,6 +392,17 @@ impl Calls {
                 self.tile = None;
                 self.packed("packed window, softcap", llama, every, HOPPER_PREFILL);
                 self.paged("prefill window, softcap", 512, llama, every, HOPPER_PREFILL);
+                self.kernel = Some(AttentionKernel::HopperDecode);
+                // In clusters, and each cube on its own.
+                for num_tokens in [4, 512] {
+                    let form = format!("decode {num_tokens}");
+                    for heads in [llama, Heads::new(9, 3, 64), Heads::new(16, 1, 80)] {
+                        self.paged(&form, num_tokens, heads, causal, HOPPER_DECODE);
+                    }
+                }
+                self.packed("packed decode", llama, causal, HOPPER_DECODE);
+                let heads = Heads::new(16, 1, 128);
+                self.paged("decode window, softcap", 4, heads, every, HOPPER_DECODE);
             }
             self.kernel = Some(AttentionKernel::MmaPrefill);
             self.packed("packed", llama, all, PREFILL);
@@ -500,6 +511,9 @@ fn hopper_prefill(head_dim: usize) -> Promise {
         _ => HOPPER_PREFILL,
     }
 }
+
+/// One token and key head at a time, on Hopper: registers for two cubes of four warps are no concern.
+const HOPPER_DECODE: Promise = Promise::new(&["hopper_decode_kernel"], 255).on_tensor_cores();
 
 /// Tiles of many rows.
 const PREFILL: Promise = Promise::new(&["mma_prefill_kernel"], 255).on_tensor_cores();

@@ -1,8 +1,8 @@
 //! Batches of sequences, attention over them by plain loops, and their way to the device.
 
 use burn_paged_kernels::{
-    AttentionKernel, AttentionOptions, HopperTile, KernelError, Keys, Launcher, TensorRef,
-    attention, attention_tiled, attention_with,
+    AttentionKernel, AttentionOptions, DecodeTile, HopperTile, KernelError, Keys, Launcher,
+    TensorRef, attention, attention_dealt, attention_tiled, attention_with,
 };
 
 use crate::arith::{Arith, Dtype};
@@ -257,6 +257,8 @@ pub(super) enum Choice {
     Kernel(AttentionKernel),
     /// The kernel for Hopper, going through the problem in this way.
     Tile(HopperTile),
+    /// The decoding kernel for Hopper, dealing keys in this way.
+    Dealt(DecodeTile),
 }
 
 /// Runs the planned kernel over packed keys.
@@ -376,6 +378,18 @@ fn run(
         None => attention(launcher, q, &cu_seqlens_q, keys, out_ref, lse_ref, options)?,
         Some(Choice::Tile(tile)) => {
             attention_tiled(
+                launcher,
+                tile,
+                q,
+                &cu_seqlens_q,
+                keys,
+                out_ref,
+                lse_ref,
+                options,
+            )?;
+        }
+        Some(Choice::Dealt(tile)) => {
+            attention_dealt(
                 launcher,
                 tile,
                 q,

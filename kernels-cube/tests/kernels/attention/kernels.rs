@@ -2,7 +2,9 @@
 //!
 //! The planner chooses one of them; here each has to be right on its own.
 
-use burn_paged_kernels::{AttentionKernel, AttentionOptions, HopperTile, KernelError, Launcher};
+use burn_paged_kernels::{
+    AttentionKernel, AttentionOptions, DecodeTile, HopperTile, KernelError, Launcher,
+};
 
 use super::host::{Attended, Blocks, Choice, Heads, HostBatch, try_packed, try_paged};
 use crate::arith::{Arith, Dtype};
@@ -23,6 +25,9 @@ const MIXED: &[(usize, usize)] = &[
 
 /// Decoding over contexts that are no multiples of anything.
 const DECODE: &[(usize, usize)] = &[(1, 1000), (1, 1), (1, 64), (1, 77), (1, 0), (2, 513)];
+
+/// Decoding of so many sequences that none is cut into parts.
+const MANY: &[(usize, usize)] = &[(1, 130); 40];
 
 /// One prompt of more than a tile.
 const PROMPT: &[(usize, usize)] = &[(200, 200)];
@@ -88,6 +93,10 @@ const CASES: &[Case] = &[
     Case { lens: LONG, heads: heads(2, 1, 256), block_size: 128, ..BASE },
     Case { lens: LONG, heads: heads(1, 2, 72), layout: Layout::Transposed, window: Some(64), causal: false, ..BASE },
     Case { lens: DECODE, ..BASE },
+    Case { lens: DECODE, heads: heads(16, 1, 128), block_size: 8, causal: false, ..BASE },
+    Case { lens: DECODE, heads: heads(9, 2, 80), block_size: 64, softcap: Some(5.0), ..BASE },
+    Case { lens: DECODE, heads: heads(4, 8, 128), block_size: 256, window: Some(70), ..BASE },
+    Case { lens: MANY, heads: heads(4, 8, 64), ..BASE },
     Case { lens: DECODE, heads: heads(3, 3, 64), block_size: 64, layout: Layout::Pitched, ..BASE },
     Case { lens: DECODE, heads: heads(8, 2, 128), window: Some(300), block_size: 5, ..BASE },
     Case { lens: DECODE, heads: heads(16, 1, 64), fixed_split: Some(100), ..BASE },
@@ -110,7 +119,10 @@ fn options(case: &Case) -> AttentionOptions {
 fn tiled(launcher: &Launcher) -> Vec<AttentionKernel> {
     let mut kernels = vec![AttentionKernel::MmaPrefill, AttentionKernel::MmaDecode];
     if launcher.facts().hopper {
-        kernels.push(AttentionKernel::HopperPrefill);
+        kernels.extend([
+            AttentionKernel::HopperPrefill,
+            AttentionKernel::HopperDecode,
+        ]);
     }
     kernels
 }
@@ -125,10 +137,18 @@ fn every_kernel_agrees_with_plain_loops_in_bf16() {
     run_cases(Dtype::Bf16);
 }
 
-/// Every way of the kernel for Hopper: for one dtype and the usual heads, because each takes a second to compile.
+/// Every way of the kernels for Hopper: for one dtype and the usual heads, because each takes a second to compile.
 fn other_tiles(launcher: &Launcher, dtype: Dtype, case: &Case) -> Vec<Choice> {
-    let usual = [64, 128].contains(&case.heads.head_dim) && case.lens == LONG;
+    let usual = [64, 128].contains(&case.heads.head_dim);
     if !launcher.facts().hopper || dtype != Dtype::Bf16 || !usual {
+        return Vec::new();
+    }
+    let plain = case.window.is_none() && case.softcap.is_none() && case.fixed_split.is_none();
+    if case.lens == DECODE && case.block_size >= 16 && plain {
+        let tiles = DecodeTile::all(case.heads.head_dim).into_iter();
+        return tiles.map(Choice::Dealt).collect();
+    }
+    if case.lens != LONG {
         return Vec::new();
     }
     let tiles = HopperTile::all(case.heads.head_dim).into_iter();
