@@ -25,6 +25,8 @@ pub struct EngineMetrics {
     /// Those of them that were decodes in one of the sizes of
     /// [`DecodeConfig`](crate::DecodeConfig): replayed, or emulated where nothing is captured.
     pub fixed_decodes: u64,
+    /// Those of them that were launched before the tokens of the step before had come to the host.
+    pub decodes_ahead: u64,
     /// Graphs that are captured, now.
     pub decode_graphs: usize,
     /// Tokens computed as part of a prompt, or again after a preemption.
