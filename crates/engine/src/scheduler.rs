@@ -24,7 +24,8 @@
 //! a step computes at least `max_num_batched_tokens - max_num_seqs + 1` tokens of prompts while enough of them have a
 //! seat (and `max_prefill_chunk` does not forbid it). **Bound**: with `max_prefill_chunk` at its default, a request that
 //! has a seat and its blocks gets its first token within `ceil(P / (max_num_batched_tokens - max_num_seqs + 1))` steps,
-//! where `P` counts its own tokens and the uncomputed tokens of the prompts before it, if no step preempts.
+//! where `P` counts its own tokens and the uncomputed tokens of the prompts before it, if no step preempts. A decode that is
+//! in flight when a request arrives comes first, a step more.
 
 use std::collections::VecDeque;
 

@@ -422,10 +422,14 @@ impl InferenceOps for CubeBackend {
     }
 }
 
-/// A copy to the host that is queued, and whose end nobody has waited for.
+/// Bytes that a copy to the host brings.
+type Copied = Pin<Box<dyn Future<Output = Result<Vec<Bytes>, ServerError>> + Send>>;
+
+/// A copy to the host that is queued. It is waited for, at the latest when this is dropped: until then the device writes
+/// where it is to go.
 struct HostCopy {
-    /// Borrows from `client`, which goes after it.
-    bytes: Pin<Box<dyn Future<Output = Result<Vec<Bytes>, ServerError>> + Send>>,
+    /// Borrows from the client, which goes after it; `None` once it was waited for.
+    copied: Option<Copied>,
     _client: Arc<Client>,
 }
 
@@ -436,17 +440,27 @@ impl HostCopy {
         // SAFETY: the client lives behind a pointer that does not move, and as long as the future.
         let borrowed = unsafe { &*Arc::as_ptr(&client) };
         Self {
-            bytes: Box::pin(borrowed.read_async(vec![handle])),
+            copied: Some(Box::pin(borrowed.read_async(vec![handle]))),
             _client: client,
         }
     }
 
     /// The words, once they are here.
-    fn wait(self) -> Result<Vec<i32>, String> {
-        let bytes = cubecl::future::block_on(self.bytes).map_err(|error| format!("{error:?}"))?;
-        let words = bytes.iter().flat_map(|bytes| bytes.chunks_exact(4));
+    fn wait(mut self) -> Result<Vec<i32>, String> {
+        let copied = self.copied.take().expect("only waited for here");
+        let copied = cubecl::future::block_on(copied).map_err(|error| format!("{error:?}"))?;
+        let words = copied.iter().flat_map(|bytes| bytes.chunks_exact(4));
         let word = |word: &[u8]| i32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
         Ok(words.map(word).collect())
+    }
+}
+
+impl Drop for HostCopy {
+    fn drop(&mut self) {
+        if let Some(copied) = self.copied.take() {
+            // Nobody wants the bytes, or whether they came.
+            let _ = cubecl::future::block_on(copied);
+        }
     }
 }
 
