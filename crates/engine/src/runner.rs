@@ -74,7 +74,10 @@ impl Runner {
     ) -> Self {
         let decode = match captures(model.as_ref(), graphs) {
             Ok(captures) => {
-                let words = StepWords::new(shapes.num_words(), &model.spec().device);
+                let device = &model.spec().device;
+                let mut words = StepWords::new(shapes.num_words(), device);
+                // Compiles what no recording needs, before a request waits for it.
+                drop(words.feed_back(0, Tensor::zeros([1], (device, DType::I32))));
                 let how = match captures {
                     true => "run as captured graphs for",
                     false => "run kernel by kernel, padded to",
