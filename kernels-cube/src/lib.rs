@@ -9,7 +9,7 @@
 //! - `store_kv`, `gather_kv`: into the cache and out of it
 //! - `merge_attention`: two results of attention over different keys into one
 //! - `rms_norm`, `rotary`, `silu_and_mul`, `linear`, `embedding`: the rest of a decoder
-//! - `greedy`, `sample`: logits to token ids
+//! - `greedy`, `sample`: logits to token ids; `next_tokens`: these as the input of the next step
 //! - `paged`, `sequence`, `layout`: positions, slots and offsets, on the device and on the host
 //! - `device`, `grid`, `rows`, `reduce`: what plans are made from
 //! - `hopper`: the instructions of NVIDIA's Hopper that CubeCL has no words for
@@ -64,6 +64,7 @@ mod layout;
 mod linear;
 mod logits;
 mod merge_attention;
+mod next_tokens;
 mod paged;
 mod reduce;
 mod rms_norm;
@@ -90,6 +91,7 @@ pub use kernel_cache::keep_compiled_kernels;
 pub use launcher::Launcher;
 pub use linear::{Epilogue, LinearPlan, LinearProblem, linear, linear_with};
 pub use merge_attention::{PartialAttention, merge_attention};
+pub use next_tokens::next_tokens;
 pub use rms_norm::{add_rms_norm, rms_norm};
 pub use rotary::{RotaryTable, rotary, rotary_and_store};
 pub use sample::{SAMPLE_MAX_VOCAB, SAMPLE_WORDS, sample};

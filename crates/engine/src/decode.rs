@@ -31,7 +31,8 @@ pub(crate) struct DecodeShape {
 
 /// Where the parts of a decode begin in the words of a step.
 ///
-/// The table is last, so that a step uploads the rows that it has.
+/// The tokens are first, so that a step whose tokens the device has uploads what is behind them; the table is last, so that
+/// a step uploads the rows that it has.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DecodeLayout {
     pub(crate) token_ids: usize,

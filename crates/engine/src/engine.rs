@@ -1,5 +1,7 @@
-//! The engine's face: requests in, events out. What happens in a step is in `engine/step.rs`.
+//! The engine's face: requests in, events out. What happens in a step is in `engine/step.rs`, and which is launched before
+//! it is its turn in `engine/ahead.rs`.
 
+mod ahead;
 mod generate;
 mod step;
 
@@ -11,6 +13,7 @@ use burn_paged::PagedKvCache;
 use burn_paged_kv_cache::{BlockManager, BlockManagerConfig};
 use burn_paged_model::{CausalLm, ModelSpec};
 
+use self::ahead::DecodeAhead;
 use crate::config::geometry;
 use crate::decode::{DecodeShapes, DecodeWords};
 use crate::generation::Generation;
@@ -61,6 +64,8 @@ pub struct Engine {
     generations: HashMap<RequestId, Generation>,
     /// Block tables of the next step, written while the last one ran, as long as no sequence has lost its blocks since.
     next_words: Option<DecodeWords>,
+    /// The decode that the device runs already, of the sequences that run.
+    ahead: Option<DecodeAhead>,
     detokenizer: Option<Rc<dyn Detokenizer>>,
     end_tokens: Rc<BTreeSet<u32>>,
     /// Events that [`generate`](Engine::generate) saw and that belong to others.
@@ -125,6 +130,7 @@ impl Engine {
             runner: Runner::new(model, cache, config.decode.graphs, shapes),
             generations: HashMap::new(),
             next_words: None,
+            ahead: None,
             detokenizer: None,
             end_tokens: Rc::default(),
             undelivered: Vec::new(),

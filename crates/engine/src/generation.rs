@@ -68,6 +68,11 @@ impl Generation {
         self.sampler.needs_logits() || self.bans_stop_tokens()
     }
 
+    /// Whether the next token is the last, whatever it is.
+    pub(crate) fn ends_with_next(&self) -> bool {
+        self.usage.generated_tokens + 1 >= self.max_tokens
+    }
+
     /// Tokens that may not be picked next.
     pub(crate) fn banned(&self) -> Vec<u32> {
         match self.bans_stop_tokens() {

@@ -25,6 +25,8 @@ pub struct EngineMetrics {
     /// Those of them that were decodes in one of the sizes of
     /// [`DecodeConfig`](crate::DecodeConfig): replayed, or emulated where nothing is captured.
     pub fixed_decodes: u64,
+    /// Those of them that were launched before the tokens of the step before had come to the host.
+    pub decodes_ahead: u64,
     /// Graphs that are captured, now.
     pub decode_graphs: usize,
     /// Tokens computed as part of a prompt, or again after a preemption.
@@ -44,14 +46,15 @@ pub struct EngineMetrics {
 }
 
 /// Host time by part of a step. On an asynchronous device the model's own time shows where results are read: in
-/// `sample`.
+/// `sample`. Where the next step is launched ahead, the device works during all of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepTimes {
     /// Choosing sequences and blocks.
     pub schedule: Duration,
     /// Building and uploading the index tensors.
     pub build: Duration,
-    /// Running the model, or only launching it. The first decode of a size captures it here.
+    /// Running the model, or only launching it, the next step included where that is launched ahead. The first decode of a
+    /// size captures it here.
     pub forward: Duration,
     /// Sampling and reading back; the device works meanwhile.
     pub sample: Duration,

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use burn::tensor::{DType, Int, Tensor};
 use burn_paged::{
-    CacheGeometry, CaptureError, CapturedStep, ImplementedBy, PagedKvCache, SamplingOptions,
-    StepWords, capture, greedy, implemented_by, sample, sample_by_words, samples_on_device,
-    supports_capture,
+    CacheGeometry, CaptureError, CapturedStep, ImplementedBy, PagedKvCache, PendingIds,
+    SamplingOptions, StepWords, capture, greedy, implemented_by, sample, sample_by_words,
+    samples_on_device, supports_capture,
 };
 use burn_paged_model::{CausalLm, ModelInput, ModelSpec};
 
@@ -24,8 +24,13 @@ pub(crate) type SampledRows = Vec<Result<SampledToken, GenerationError>>;
 pub(crate) enum Launched {
     /// Logits of the rows that sample, `[num_logits, vocab_size]`.
     Logits(Tensor<2>),
-    /// Ids of the rows of a decode, of which the first are those of the batch.
-    Ids(Tensor<1, Int>),
+    /// Ids of the rows of a decode, and which of the rows are those of the batch.
+    Ids {
+        ids: Tensor<1, Int>,
+        rows: Vec<usize>,
+    },
+    /// The same, after the next decode was launched on them.
+    PendingIds { ids: PendingIds, rows: Vec<usize> },
 }
 
 /// Decodes over fixed words: one shape at a time is written, each has its own recording.
@@ -69,7 +74,10 @@ impl Runner {
     ) -> Self {
         let decode = match captures(model.as_ref(), graphs) {
             Ok(captures) => {
-                let words = StepWords::new(shapes.num_words(), &model.spec().device);
+                let device = &model.spec().device;
+                let mut words = StepWords::new(shapes.num_words(), device);
+                // Compiles what no recording needs, before a request waits for it.
+                drop(words.feed_back(0, Tensor::zeros([1], (device, DType::I32))));
                 let how = match captures {
                     true => "run as captured graphs for",
                     false => "run kernel by kernel, padded to",
@@ -150,6 +158,34 @@ impl Runner {
     ) -> Result<Tensor<1, Int>, CaptureError> {
         let decode = self.decode.as_mut().expect("there are shapes");
         decode.words.write(words);
+        self.launch(shape)
+    }
+
+    /// One decode of the given shape whose tokens are the `ids` of the one before it, row by row; `words` are all that it
+    /// needs besides. Gives the `ids`, on their way to the host, and what [`decode`](Self::decode) does.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode); nothing is captured where the shape was decoded before.
+    ///
+    /// # Panics
+    /// As [`decode`](Self::decode).
+    pub(crate) fn decode_ahead(
+        &mut self,
+        shape: DecodeShape,
+        mut words: Vec<i32>,
+        ids: Tensor<1, Int>,
+    ) -> Result<(PendingIds, Tensor<1, Int>), CaptureError> {
+        let decode = self.decode.as_mut().expect("there are shapes");
+        let layout = shape.layout();
+        let pending = decode.words.feed_back(layout.token_ids, ids);
+        let behind_tokens = words.split_off(layout.positions);
+        decode.words.write_from(layout.positions, behind_tokens);
+        Ok((pending, self.launch(shape)?))
+    }
+
+    /// Runs the step of a shape over what is in the words.
+    fn launch(&mut self, shape: DecodeShape) -> Result<Tensor<1, Int>, CaptureError> {
+        let decode = self.decode.as_mut().expect("there are shapes");
         if decode.captures && !decode.graphs.contains_key(&shape) {
             self.capture(shape)?;
         }
@@ -228,7 +264,11 @@ impl Runner {
     ) -> Result<SampledRows, GenerationError> {
         match launched {
             _ if requests.is_empty() => Ok(Vec::new()),
-            Launched::Ids(ids) => read_ids(ids, requests.len()),
+            Launched::Ids { ids, rows } => Ok(sampled_rows(&read_ids(ids)?, rows)),
+            Launched::PendingIds { ids, rows } => {
+                let ids = ids.wait().map_err(GenerationError::Device)?;
+                Ok(sampled_rows(&ids, rows))
+            }
             Launched::Logits(logits) => match requests.iter().any(|request| request.needs_logits())
             {
                 true => sample_on_host(logits, requests),
@@ -289,21 +329,25 @@ fn sample_on_device(
         true => greedy(logits),
         false => sample(logits, &options),
     };
-    read_ids(ids, requests.len())
+    Ok(sampled_rows(&read_ids(ids)?, 0..requests.len()))
 }
 
-/// The first `num_rows` ids.
-fn read_ids(ids: Tensor<1, Int>, num_rows: usize) -> Result<SampledRows, GenerationError> {
+fn read_ids(ids: Tensor<1, Int>) -> Result<Vec<i32>, GenerationError> {
     let ids = read(ids.try_into_data())?;
+    Ok(ids.iter::<i32>().collect())
+}
+
+/// The tokens of some rows of `ids`.
+fn sampled_rows(ids: &[i32], rows: impl IntoIterator<Item = usize>) -> SampledRows {
     // A negative id is the device's word for a row that cannot be sampled.
-    let sampled = |id: i64| match u32::try_from(id) {
+    let sampled = |row: usize| match u32::try_from(ids[row]) {
         Ok(token) => Ok(SampledToken {
             token,
             logprobs: None,
         }),
         Err(_) => Err(GenerationError::DeviceLogits),
     };
-    Ok(ids.iter::<i64>().take(num_rows).map(sampled).collect())
+    rows.into_iter().map(sampled).collect()
 }
 
 fn sample_on_host(

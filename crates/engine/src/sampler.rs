@@ -48,13 +48,18 @@ impl RowSampler {
 
     /// The draw, for a sampler on the device or on the host.
     pub(crate) fn options(&self) -> SamplingOptions {
+        self.options_after(0)
+    }
+
+    /// The draw that follows `num_draws` others.
+    pub(crate) fn options_after(&self, num_draws: u64) -> SamplingOptions {
         SamplingOptions {
             temperature: self.params.temperature,
             top_k: self.params.top_k,
             top_p: self.params.top_p,
             min_p: self.params.min_p,
             seed: self.seed,
-            draw: self.num_draws,
+            draw: self.num_draws + num_draws,
         }
     }
 

@@ -24,7 +24,8 @@
 //! a step computes at least `max_num_batched_tokens - max_num_seqs + 1` tokens of prompts while enough of them have a
 //! seat (and `max_prefill_chunk` does not forbid it). **Bound**: with `max_prefill_chunk` at its default, a request that
 //! has a seat and its blocks gets its first token within `ceil(P / (max_num_batched_tokens - max_num_seqs + 1))` steps,
-//! where `P` counts its own tokens and the uncomputed tokens of the prompts before it, if no step preempts.
+//! where `P` counts its own tokens and the uncomputed tokens of the prompts before it, if no step preempts. A decode that is
+//! in flight when a request arrives comes first, a step more.
 
 use std::collections::VecDeque;
 
@@ -135,6 +136,38 @@ impl Scheduler {
             self.admit_waiting(&mut batch, &mut budget);
         }
         batch
+    }
+
+    /// A decode of every running sequence, without a look at what waits: the step whose blocks
+    /// [`reserve_again`](Self::reserve_again) took.
+    pub(crate) fn schedule_again(&self) -> ScheduledBatch {
+        let mut batch = ScheduledBatch::default();
+        let mut budget = self.max_num_batched_tokens;
+        for index in 0..self.running.len() {
+            self.push(index, 1, &mut batch, &mut budget);
+        }
+        batch
+    }
+
+    /// Whether the step after `batch`, a decode that is marked as computed, would decode the same sequences and nothing
+    /// else, if none of them ends. Then each of them has room for one token more: the blocks that
+    /// [`schedule`](Self::schedule) would take, in the same order.
+    pub(crate) fn reserve_again(&mut self, batch: &ScheduledBatch) -> bool {
+        let all_run = batch.sequences.len() == self.running.len();
+        let has_seats = self.running.len() < self.max_num_seqs;
+        let is_full = |running: &&RunningSequence| {
+            let blocks = &running.blocks;
+            blocks.num_computed_tokens() == blocks.capacity()
+        };
+        let num_new_blocks = self.running.iter().filter(is_full).count();
+        if !all_run
+            || (has_seats && !self.waiting.is_empty())
+            || num_new_blocks > self.blocks.num_free_blocks()
+        {
+            return false;
+        }
+        let mut running = self.running.iter_mut();
+        running.all(|running| self.blocks.append(&mut running.blocks, 1).is_ok())
     }
 
     /// Records that the tokens of `batch` are in the cache.

@@ -10,7 +10,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use crate::{
     AttentionMetadata, AttentionOptions, AttentionOutput, CuSeqlens, LayerKv, RotaryTable,
-    SAMPLING_WORDS, SamplingOptions, SlotMapping,
+    SAMPLING_WORDS, SamplingOptions, SlotMapping, types::ArrivingIds,
 };
 
 /// Who computes the ops on a device.
@@ -206,7 +206,17 @@ pub trait InferenceOps: Backend {
 
     /// See [`StepWords::write`](crate::StepWords::write): writes in place though others hold views of the words.
     #[fusion(dtype = words, shape = words)]
-    fn write_words(words: IntTensor<Self>, values: Vec<i32>) -> IntTensor<Self>;
+    fn write_words(words: IntTensor<Self>, start: usize, values: Vec<i32>) -> IntTensor<Self>;
+
+    /// See [`StepWords::feed_back`](crate::StepWords::feed_back): writes in place, and queues a copy of the ids to the host
+    /// before anything that is queued later can overwrite them.
+    #[fusion(dtype = words, shape = words)]
+    fn feed_back(
+        words: IntTensor<Self>,
+        start: usize,
+        ids: IntTensor<Self>,
+        arriving: ArrivingIds,
+    ) -> IntTensor<Self>;
 
     /// See [`StepWords::view`](crate::StepWords::view).
     #[fusion(dtype = words, shape = Shape::from(shape.clone()))]
@@ -445,8 +455,19 @@ pub(crate) fn sample_by_words(logits: Tensor<2>, words: Tensor<2, Int>) -> Tenso
     ))
 }
 
-pub(crate) fn write_words(words: Tensor<1, Int>, values: Vec<i32>) -> Tensor<1, Int> {
-    Tensor::from_dispatch(Dispatch::write_words(words.into_dispatch(), values))
+pub(crate) fn write_words(words: Tensor<1, Int>, start: usize, values: Vec<i32>) -> Tensor<1, Int> {
+    let words = words.into_dispatch();
+    Tensor::from_dispatch(Dispatch::write_words(words, start, values))
+}
+
+pub(crate) fn feed_back(
+    words: Tensor<1, Int>,
+    start: usize,
+    ids: Tensor<1, Int>,
+    arriving: ArrivingIds,
+) -> Tensor<1, Int> {
+    let (words, ids) = (words.into_dispatch(), ids.into_dispatch());
+    Tensor::from_dispatch(Dispatch::feed_back(words, start, ids, arriving))
 }
 
 pub(crate) fn view_words<const D: usize>(

@@ -47,6 +47,17 @@ fn a_device_records_or_says_why_not() {
                     unsafe { graph.replay() }.unwrap();
                     assert_eq!(ints(graph.output()), [3 * value; 128], "{name}");
                 }
+                // Launched ahead: each replay reads what the one before it gave, and nobody waits in between.
+                let pending = [(); 4].map(|()| {
+                    let pending = words.feed_back(0, graph.output().clone());
+                    // SAFETY: as above.
+                    unsafe { graph.replay() }.unwrap();
+                    pending
+                });
+                for (pending, value) in pending.into_iter().zip([15, 45, 135, 405]) {
+                    assert_eq!(pending.wait().unwrap(), [value; 128], "{name}");
+                }
+                assert_eq!(ints(graph.output()), [1215; 128], "{name}");
             }
             Err(CaptureError::Unsupported { reason }) => {
                 assert!(!records && !reason.is_empty(), "{name}");

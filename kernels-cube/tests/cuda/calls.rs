@@ -6,8 +6,8 @@
 use burn_paged_kernels::{
     AttentionKernel, AttentionOptions, Epilogue, HopperTile, KernelError, Keys, Launcher,
     PartialAttention, RotaryTable, TensorRef, add_rms_norm, attention, attention_tiled,
-    attention_with, embedding, gather_kv, greedy, linear, merge_attention, rms_norm, rotary,
-    rotary_and_store, sample, silu_and_mul, store_kv,
+    attention_with, embedding, gather_kv, greedy, linear, merge_attention, next_tokens, rms_norm,
+    rotary, rotary_and_store, sample, silu_and_mul, store_kv,
 };
 use cubecl::ir::{ElemType, FloatKind, IntKind};
 
@@ -280,6 +280,11 @@ impl Calls {
                 },
             );
         }
+        self.add(
+            "next_tokens",
+            Promise::new(&["next_tokens_kernel"], 16),
+            |t| next_tokens(t.launcher, &t.ints(&[7]), &t.ints(&[7])),
+        );
         for vocab_size in [128_256, 33] {
             self.add(
                 &format!("sample {vocab_size}"),

@@ -3,7 +3,7 @@
 use burn_paged_kernels::{
     AttentionOptions, DeviceFacts, KernelError, Keys, Launcher, PartialAttention, RotaryTable,
     SAMPLE_MAX_VOCAB, SAMPLE_WORDS, TensorRef, attention, embedding, gather_kv, greedy,
-    merge_attention, rms_norm, rotary, sample, silu_and_mul, store_kv,
+    merge_attention, next_tokens, rms_norm, rotary, sample, silu_and_mul, store_kv,
 };
 
 use crate::arith::Dtype;
@@ -42,6 +42,8 @@ fn shapes_dtypes_and_strides_are_checked() {
         "expected 2 axes",
     );
     invalid(silu_and_mul(on, &f32(&[3, 7]), &out), "7 columns");
+    let ids = |len: usize| ints(on, &[len], &vec![0; len]);
+    invalid(next_tokens(on, &ids(3), &ids(2)), "[2], expected [3]");
     invalid(
         greedy(on, &x, &ints(on, &[2], &[0; 2])),
         "[2], expected [3]",

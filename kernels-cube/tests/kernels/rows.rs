@@ -1,6 +1,6 @@
-//! `silu_and_mul`, `embedding` and `greedy`.
+//! `silu_and_mul`, `embedding`, `greedy` and `next_tokens`.
 
-use burn_paged_kernels::{Launcher, embedding, greedy, silu_and_mul};
+use burn_paged_kernels::{Launcher, embedding, greedy, next_tokens, silu_and_mul};
 
 use crate::arith::{Arith, Dtype};
 use crate::compare::{assert_close, assert_same};
@@ -179,5 +179,19 @@ fn greedy_on_rows_without_a_number_gives_none() {
         let ids = ints(&launcher, &[3], &[-7; 3]);
         greedy(&launcher, &logits.tensor, &ids).unwrap();
         assert_eq!(read_ints(&launcher, &ids), [-1; 3]);
+    }
+}
+
+#[test]
+fn rows_without_a_token_go_on_with_the_first() {
+    for launcher in launchers() {
+        for num_rows in [1, 5, 300] {
+            let ids: Vec<i32> = (0..num_rows).map(|row| row * 7 % 11 - 2).collect();
+            let shape = [num_rows as usize];
+            let tokens = ints(&launcher, &shape, &vec![77; shape[0]]);
+            next_tokens(&launcher, &ints(&launcher, &shape, &ids), &tokens).unwrap();
+            let expected: Vec<i32> = ids.iter().map(|id| (*id).max(0)).collect();
+            assert_eq!(read_ints(&launcher, &tokens), expected);
+        }
     }
 }

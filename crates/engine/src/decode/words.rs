@@ -86,17 +86,36 @@ impl DecodeWords {
         options: impl Iterator<Item = SamplingOptions>,
         geometry: CacheGeometry,
     ) -> Result<Vec<i32>, MetadataError> {
+        for (row, scheduled) in batch.sequences.iter().enumerate() {
+            let RunningSequence { sequence, blocks } = &running[scheduled.index];
+            // Tokens are below the vocabulary, which fits an i32.
+            let token = sequence.tokens[blocks.num_computed_tokens()] as i32;
+            self.words[self.layout.token_ids + row] = token;
+        }
+        self.finish_ahead(batch, running, options, geometry)
+    }
+
+    /// [`finish`](Self::finish) for tokens that only the device knows: all but their words.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish).
+    pub(crate) fn finish_ahead(
+        mut self,
+        batch: &ScheduledBatch,
+        running: &[RunningSequence],
+        options: impl Iterator<Item = SamplingOptions>,
+        geometry: CacheGeometry,
+    ) -> Result<Vec<i32>, MetadataError> {
         let layout = self.layout;
         let block_size = geometry.block_size;
         for (row, (scheduled, options)) in batch.sequences.iter().zip(options).enumerate() {
-            let RunningSequence { sequence, blocks } = &running[scheduled.index];
+            let blocks = &running[scheduled.index].blocks;
             let (position, blocks) = (blocks.num_computed_tokens(), blocks.block_ids());
             self.extend_table(row, blocks);
             let block = self.block_of(row, position, blocks, geometry)?;
-            // Tokens are below the vocabulary, positions and slots below those of the cache: all fit an i32.
+            // Positions and slots are below those of the cache, which fit an i32.
             let slot = block.index() * block_size + position % block_size;
             let words = &mut self.words;
-            words[layout.token_ids + row] = sequence.tokens[position] as i32;
             words[layout.positions + row] = position as i32;
             words[layout.slots + row] = slot as i32;
             words[layout.seq_lens + row] = position as i32 + 1;
@@ -285,6 +304,30 @@ mod tests {
             scheduler.mark_computed(&batch);
             scheduler.push_token(0, 60);
             scheduler.push_token(1, 70);
+        }
+    }
+
+    /// Blocks of 4: the second time, the next token needs a new block.
+    #[test]
+    fn words_of_a_decode_ahead_are_those_after_it_but_for_the_tokens() {
+        let mut scheduler = scheduler(6);
+        for tokens in [[40, 50], [41, 51], [42, 52]] {
+            let batch = scheduler.schedule();
+            scheduler.mark_computed(&batch);
+            assert!(scheduler.reserve_again(&batch));
+            let running = scheduler.running();
+            let words = DecodeWords::new(SHAPE, &batch, running);
+            let words = words.finish_ahead(&batch, running, options().into_iter(), GEOMETRY);
+            let words = words.unwrap();
+            for (index, token) in tokens.into_iter().enumerate() {
+                scheduler.push_token(index, token);
+            }
+            let batch = scheduler.schedule_again();
+            let expected = at_once(&scheduler, &batch);
+            let positions = SHAPE.layout().positions;
+            assert_eq!(words[positions..], expected[positions..]);
+            assert_eq!(words[..2], [0, 0]);
+            assert_eq!(expected[..2], tokens.map(|token| token as i32));
         }
     }
 

@@ -1,10 +1,11 @@
-//! One step: schedule, build, run, sample, update.
+//! One step: schedule, build, run, sample, update. A decode may have been launched by the step before it, as `ahead.rs` says.
 
 use std::time::Instant;
 
 use burn_paged::{CaptureError, MetadataError};
 
 use super::Engine;
+use super::ahead::{DecodeAhead, can_decode_again};
 use crate::decode::{DecodeShape, DecodeWords};
 use crate::generation::Generation;
 use crate::runner::{Launched, Runner, SampledRows};
@@ -62,7 +63,12 @@ fn decode_shape(
 impl Engine {
     pub(super) fn run_step(&mut self, events: &mut Vec<TokenEvent>) {
         let begin = Instant::now();
-        let batch = self.scheduler.schedule();
+        let running = self.scheduler.running();
+        let ahead = self.ahead.take().filter(|_| !running.is_empty());
+        let batch = match &ahead {
+            Some(_) => self.scheduler.schedule_again(),
+            None => self.scheduler.schedule(),
+        };
         self.counters.time.schedule += begin.elapsed();
         self.counters.preemptions += batch.preempted.len() as u64;
         if !batch.preempted.is_empty() {
@@ -76,21 +82,27 @@ impl Engine {
         if batch.sequences.is_empty() {
             return;
         }
-        match self.run_batch(&batch) {
+        match self.run_batch(&batch, ahead) {
             Ok(rows) => self.update(&batch, rows, events),
             Err(StepError::Failed(error)) => self.fail_batch(&batch, &error, events),
             Err(StepError::CacheLost(error)) => self.lose_cache(&error),
         }
     }
 
-    /// Runs the model and samples a row for each sequence of the batch that is complete.
-    fn run_batch(&mut self, batch: &ScheduledBatch) -> Result<SampledRows, StepError> {
+    /// Runs the model, unless `ahead` is the run already, and samples a row for each sequence of the batch that is
+    /// complete. If the next step is known to be a decode of the same sequences, it is launched before the rows are read.
+    fn run_batch(
+        &mut self,
+        batch: &ScheduledBatch,
+        ahead: Option<DecodeAhead>,
+    ) -> Result<SampledRows, StepError> {
         let Self {
             scheduler,
             runner,
             generations,
             counters,
             next_words,
+            ahead: next_ahead,
             ..
         } = self;
         let begin = Instant::now();
@@ -98,39 +110,76 @@ impl Engine {
         let requests: Vec<&Generation> = sampling
             .filter_map(|sequence| generations.get(&sequence.id))
             .collect();
-        let running = scheduler.running();
         let geometry = runner.cache().geometry();
-        let shape = decode_shape(runner, batch, running, &requests);
-        let (launched, built) = match shape {
-            Some(shape) => {
-                let options = requests.iter().map(|request| request.sampler().options());
-                let words = next_words
-                    .take()
-                    .filter(|words| words.are_for(shape, batch))
-                    .unwrap_or_else(|| DecodeWords::new(shape, batch, running))
-                    .finish(batch, running, options, geometry)?;
-                let built = Instant::now();
-                (Launched::Ids(runner.decode(shape, words)?), built)
+        counters.decodes_ahead += u64::from(ahead.is_some());
+        let (launched, shape, built) = match ahead {
+            Some(ahead) => {
+                let (shape, rows) = (ahead.shape, ahead.rows(batch));
+                let ids = ahead.ids;
+                (Launched::Ids { ids, rows }, Some(shape), begin)
             }
             None => {
-                let device = &runner.spec().device;
-                let input = batch::model_input(batch, running, geometry, device)?;
-                let built = Instant::now();
-                (Launched::Logits(runner.forward(&input)), built)
+                let running = scheduler.running();
+                match decode_shape(runner, batch, running, &requests) {
+                    Some(shape) => {
+                        let options = requests.iter().map(|request| request.sampler().options());
+                        let words = next_words
+                            .take()
+                            .filter(|words| words.are_for(shape, batch))
+                            .unwrap_or_else(|| DecodeWords::new(shape, batch, running))
+                            .finish(batch, running, options, geometry)?;
+                        let built = Instant::now();
+                        let ids = runner.decode(shape, words)?;
+                        let rows = (0..requests.len()).collect();
+                        (Launched::Ids { ids, rows }, Some(shape), built)
+                    }
+                    None => {
+                        let device = &runner.spec().device;
+                        let input = batch::model_input(batch, running, geometry, device)?;
+                        let built = Instant::now();
+                        (Launched::Logits(runner.forward(&input)), None, built)
+                    }
+                }
             }
         };
         let ran = Instant::now();
-        // The device works; what needs no token of it is done before one is waited for. The next step is most often a
-        // decode of the same sequences.
+        // The device works; what needs no token of it is done before one is waited for: the whole of the next step up to
+        // its launch, or the block tables.
         scheduler.mark_computed(batch);
-        *next_words = shape.map(|shape| DecodeWords::new(shape, batch, scheduler.running()));
+        // The ids of a decode are the tokens of the next one row by row, unless one of its sequences has ended.
+        let rows_stay = match &launched {
+            Launched::Ids { rows, .. } => rows.iter().copied().eq(0..rows.len()),
+            _ => false,
+        };
+        let next_shape = shape.filter(|shape| {
+            rows_stay && can_decode_again(*shape, batch, &requests, runner, scheduler)
+        });
         let marked = Instant::now();
+        let tables = |shape: DecodeShape| DecodeWords::new(shape, batch, scheduler.running());
+        let (launched, built_next) = match (next_shape, launched) {
+            (Some(shape), Launched::Ids { ids, rows }) => {
+                let options = |request: &&Generation| request.sampler().options_after(1);
+                let options = requests.iter().map(options);
+                let running = scheduler.running();
+                let words = tables(shape).finish_ahead(batch, running, options, geometry)?;
+                let built = Instant::now();
+                let (pending, next_ids) = runner.decode_ahead(shape, words, ids)?;
+                *next_ahead = Some(DecodeAhead::new(shape, batch, next_ids));
+                *next_words = None;
+                (Launched::PendingIds { ids: pending, rows }, built)
+            }
+            (_, launched) => {
+                *next_words = shape.map(tables);
+                (launched, Instant::now())
+            }
+        };
+        let ran_next = Instant::now();
         let rows = runner.sample(launched, &requests)?;
         let time = &mut counters.time;
-        time.build += built - begin;
-        time.forward += ran - built;
+        time.build += (built - begin) + (built_next - marked);
+        time.forward += (ran - built) + (ran_next - built_next);
         time.update += marked - ran;
-        time.sample += marked.elapsed();
+        time.sample += ran_next.elapsed();
         counters.steps += 1;
         counters.fixed_decodes += u64::from(shape.is_some());
         Ok(rows)
@@ -186,7 +235,7 @@ impl Engine {
 
     /// After a capture broke: goes on with an empty cache and without graphs. Every running sequence is computed again.
     pub(super) fn lose_cache(&mut self, error: &CaptureError) {
-        self.next_words = None;
+        (self.next_words, self.ahead) = (None, None);
         let num_preempted = self.scheduler.preempt_all();
         self.counters.preemptions += num_preempted as u64;
         log::error!(

@@ -357,3 +357,53 @@ fn a_lost_cache_is_computed_again_in_the_old_order() {
         .collect();
     assert_eq!((ids, batch.num_tokens()), (vec![0, 1, 2], 24));
 }
+
+/// Marks a step as computed, asks whether the next can follow before its tokens are known, and samples.
+fn step_and_reserve(harness: &mut Harness) -> bool {
+    let scheduler = &mut harness.scheduler;
+    let batch = scheduler.schedule();
+    scheduler.mark_computed(&batch);
+    let is_reserved = scheduler.reserve_again(&batch);
+    for scheduled in &batch.sequences {
+        scheduler.push_token(scheduled.index, 7);
+    }
+    is_reserved
+}
+
+#[test]
+fn a_decode_can_follow_at_once_while_nobody_can_come_or_has_to_go() {
+    // Two sequences of 3 tokens: each needs its second block for the fifth.
+    let mut harness = Harness::new(4, 3, 16);
+    harness.add(0, 3);
+    harness.add(1, 3);
+    assert!(step_and_reserve(&mut harness));
+    let free = harness.scheduler.blocks().num_free_blocks();
+    assert!(step_and_reserve(&mut harness));
+    assert_eq!(harness.scheduler.blocks().num_free_blocks(), free - 2);
+    // What was reserved is what the step takes.
+    let batch = harness.scheduler.schedule_again();
+    assert_eq!(harness.scheduler.schedule().sequences, batch.sequences);
+    assert_eq!(harness.scheduler.blocks().num_free_blocks(), 0);
+    // The ninth token needs a third block, and there is none.
+    for _ in 0..3 {
+        assert!(step_and_reserve(&mut harness));
+    }
+    assert!(!step_and_reserve(&mut harness));
+    assert_eq!(harness.scheduler.running().len(), 2);
+    // Somebody waits, and there is a seat.
+    let mut harness = Harness::new(16, 2, 16);
+    harness.add(0, 3);
+    assert!(step_and_reserve(&mut harness));
+    harness.add(1, 30);
+    let batch = harness.scheduler.schedule_again();
+    harness.scheduler.mark_computed(&batch);
+    assert!(!harness.scheduler.reserve_again(&batch));
+    harness.scheduler.push_token(0, 7);
+    // Somebody waits for a seat.
+    harness.step();
+    harness.add(2, 3);
+    while harness.scheduler.running()[1].num_remaining() > 1 {
+        harness.step();
+    }
+    assert!(step_and_reserve(&mut harness));
+}

@@ -13,8 +13,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use burn::tensor::{Device, Tensor};
 use burn_paged::PagedKvCache;
 use burn_paged_engine::{
-    CacheSize, DecodeConfig, DecodeGraphs, Engine, EngineConfig, EngineMetrics, Request,
-    SamplingParams,
+    CacheSize, DecodeConfig, DecodeGraphs, Engine, EngineConfig, EngineMetrics, FinishReason,
+    Request, RequestId, SamplingParams,
 };
 use burn_paged_model::{CausalLm, ModelInput, ModelSpec};
 
@@ -90,15 +90,31 @@ fn engine(target: &Target, config: EngineConfig) -> Engine {
 /// The tokens of every step of a workload, and what the engine says at its end.
 fn run(target: &Target, graphs: DecodeGraphs) -> (Vec<Tokens>, EngineMetrics) {
     let mut workload = Workload::new(engine(target, workload::config(decode(graphs))));
-    let steps = (0..target.num_steps).map(|_| workload.step()).collect();
+    let mut steps: Vec<Tokens> = (0..target.num_steps).map(|_| workload.step()).collect();
+    steps.extend(workload.finish());
     (steps, workload.metrics())
+}
+
+/// The answers, which are the same whatever the path. Steps are not: a request that comes while a decode is in flight
+/// begins a step later.
+fn answers(steps: &[Tokens]) -> BTreeMap<RequestId, Vec<u32>> {
+    let mut answers: BTreeMap<RequestId, Vec<u32>> = BTreeMap::new();
+    for (id, token) in steps.iter().flatten() {
+        answers.entry(*id).or_default().push(*token);
+    }
+    answers
 }
 
 #[track_caller]
 fn assert_same(name: &str, what: &str, found: &[Tokens], expected: &[Tokens]) {
+    let (found, expected) = (answers(found), answers(expected));
     assert_eq!(found.len(), expected.len());
-    for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
-        assert_eq!(found, expected, "{name}, {what}: step {step}");
+    for (id, expected) in &expected {
+        assert_eq!(
+            found.get(id),
+            Some(expected),
+            "{name}, {what}: request {id}"
+        );
     }
 }
 
@@ -116,15 +132,52 @@ fn long_runs_give_the_tokens_of_eager_ones() {
 
         let (emulated, metrics) = run(&target, DecodeGraphs::Emulated);
         assert!(metrics.fixed_decodes as usize > target.num_steps / 4);
+        assert!(metrics.decodes_ahead as usize > target.num_steps / 8);
         assert_same(target.name, "emulated", &emulated, &eager);
 
         let (on, metrics) = run(&target, DecodeGraphs::On);
         assert_same(target.name, "on", &on, &eager);
         if target.captures {
             assert!(metrics.fixed_decodes as usize > target.num_steps / 4);
+            assert!(metrics.decodes_ahead as usize > target.num_steps / 8);
             assert!(metrics.decode_graphs > 4, "{}: {metrics:?}", target.name);
         } else {
             assert_eq!((metrics.fixed_decodes, metrics.decode_graphs), (0, 0));
+        }
+    }
+}
+
+/// Any token may end a request, so that no step knows who runs in the next one, and each ends behind a decode that had begun.
+#[test]
+fn answers_that_end_at_any_token_are_those_of_eager_steps() {
+    let _guard = one_at_a_time();
+    for target in targets() {
+        let num_requests = target.num_steps / 5;
+        let answer = |graphs| {
+            let requests = (0..num_requests).map(|at| {
+                let stops = (0..8).map(|stop| ((at * 7 + stop * 13) % tiny::VOCAB) as u32);
+                let mut request = workload::request(at);
+                request.stop.stop_token_ids = stops.collect();
+                request
+            });
+            let mut engine = engine(&target, workload::config(decode(graphs)));
+            let completions = engine.generate(requests).unwrap().into_iter();
+            let answers = completions.map(|answer| (answer.token_ids, answer.finish));
+            (answers.collect::<Vec<_>>(), engine.metrics())
+        };
+        let (eager, metrics) = answer(DecodeGraphs::Off);
+        assert_eq!(metrics.decodes_ahead, 0);
+        let stopped = |(_, finish): &&(_, _)| matches!(finish, Some(FinishReason::StopToken(_)));
+        let stopped: Vec<usize> = (eager.iter().filter(stopped))
+            .map(|(tokens, _)| tokens.len())
+            .collect();
+        assert!(stopped.len() > num_requests / 4, "{stopped:?}");
+        for graphs in [DecodeGraphs::Emulated, DecodeGraphs::On] {
+            let (found, metrics) = answer(graphs);
+            assert_eq!(found, eager, "{}: {graphs:?}", target.name);
+            assert_eq!(metrics.free_blocks, metrics.num_blocks);
+            let runs_ahead = graphs == DecodeGraphs::Emulated || target.captures;
+            assert_eq!(metrics.decodes_ahead > 0, runs_ahead, "{metrics:?}");
         }
     }
 }

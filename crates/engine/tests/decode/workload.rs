@@ -2,7 +2,7 @@
 
 use burn_paged_engine::{
     CacheSize, DecodeConfig, Engine, EngineConfig, EngineMetrics, Request, RequestId,
-    SamplingParams,
+    SamplingParams, TokenEvent,
 };
 
 use crate::tiny::VOCAB;
@@ -53,12 +53,16 @@ impl Workload {
             self.num_requests += 1;
         }
         self.step += 1;
-        let events = self.engine.step();
-        let tokens = events.into_iter().map(|event| {
-            let token = event.token.unwrap_or_else(|| panic!("{event:?}"));
-            (event.request_id, token)
-        });
-        tokens.collect()
+        tokens(self.engine.step())
+    }
+
+    /// Runs what is left, without new requests.
+    pub(crate) fn finish(&mut self) -> Vec<Tokens> {
+        let mut steps = Vec::new();
+        while self.engine.has_work() {
+            steps.push(tokens(self.engine.step()));
+        }
+        steps
     }
 
     pub(crate) fn metrics(&self) -> EngineMetrics {
@@ -66,8 +70,16 @@ impl Workload {
     }
 }
 
+fn tokens(events: Vec<TokenEvent>) -> Tokens {
+    let tokens = events.into_iter().map(|event| {
+        let token = event.token.unwrap_or_else(|| panic!("{event:?}"));
+        (event.request_id, token)
+    });
+    tokens.collect()
+}
+
 /// The `at`-th request: one of three beginnings of three blocks, a rest of its own, greedy or sampled.
-fn request(at: usize) -> Request {
+pub(crate) fn request(at: usize) -> Request {
     let begin = (0..12).map(|token| (at % 3) * 29 + token * token);
     let rest = (0..at * 5 % 11).map(|token| at * 13 + token * 3 + 1);
     let prompt: Vec<u32> = begin

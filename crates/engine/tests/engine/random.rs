@@ -61,6 +61,10 @@ fn random_request(random: &mut Random, num_slots: usize) -> Request {
     };
     let mut request = Request::new(prompt(random.below(3) as u32, len));
     request.stop.max_tokens = (!random.chance(5)).then(|| 1 + random.below(12));
+    if random.chance(3) {
+        // Any token may be the next, so that a request ends when nobody expects it.
+        request.stop.stop_token_ids = (0..5).map(|_| random.below(VOCAB) as u32).collect();
+    }
     if random.chance(2) {
         request.sampling = SamplingParams {
             temperature: 0.3 + random.below(10) as f32 / 8.0,
@@ -142,8 +146,21 @@ impl Workload {
             let room = limits.max_seq_len() - request.prompt.len();
             let num_tokens = request.stop.max_tokens.unwrap_or(room).min(room);
             let expected = expected(&request.prompt, &request.sampling, num_tokens);
+            let is_stop = |token: &u32| request.stop.stop_token_ids.contains(token);
+            let (expected, stop) = match expected.iter().position(is_stop) {
+                Some(at) => (&expected[..at], Some(expected[at])),
+                None => (&expected[..], None),
+            };
             match &completion.finish {
+                Some(FinishReason::StopToken(token)) => {
+                    assert_eq!(Some(*token), stop, "round {round}, request {id}");
+                    assert_eq!(
+                        completion.token_ids, expected,
+                        "round {round}, request {id}"
+                    );
+                }
                 Some(FinishReason::Length) => {
+                    assert_eq!(stop, None, "round {round}, request {id}");
                     assert_eq!(
                         completion.token_ids, expected,
                         "round {round}, request {id}"
@@ -165,7 +182,7 @@ impl Workload {
 
 #[test]
 fn random_workloads_equal_the_plain_loop_and_leave_nothing() {
-    let (mut preemptions, mut hits, mut evictions) = (0, 0, 0);
+    let (mut preemptions, mut hits, mut evictions, mut ahead) = (0, 0, 0, 0);
     for round in 0..600 {
         let mut random = Random(round);
         let mut workload = Workload::new(random_config(&mut random));
@@ -194,10 +211,11 @@ fn random_workloads_equal_the_plain_loop_and_leave_nothing() {
         preemptions += metrics.preemptions;
         hits += metrics.cache.hit_tokens;
         evictions += metrics.cache.evictions;
+        ahead += metrics.decodes_ahead;
     }
     // A workload in which nothing happens would prove nothing.
     assert!(
-        preemptions > 500 && hits > 5000 && evictions > 500,
-        "{preemptions} {hits} {evictions}"
+        preemptions > 500 && hits > 5000 && evictions > 500 && ahead > 1000,
+        "{preemptions} {hits} {evictions} {ahead}"
     );
 }

@@ -1,5 +1,8 @@
 //! The ops on every CubeCL runtime: tensors become buffers with strides, `burn-paged-kernels` does the rest.
 
+use std::pin::Pin;
+use std::sync::Arc;
+
 use burn::backend::{
     cubecl::dtype_to_storage_type,
     tensor::{FloatTensor, IntTensor},
@@ -15,9 +18,9 @@ use burn_paged_kernels::{
 };
 use cubecl::prelude::Client;
 
-use cubecl::server::Handle;
+use cubecl::server::{Handle, ServerError};
 
-use crate::{AttentionOptions, ops::InferenceOps};
+use crate::{AttentionOptions, ops::InferenceOps, types::ArrivingIds};
 
 /// A tensor as the kernels take it. Its strides are kept: only the last axis must be contiguous.
 fn tensor_ref(tensor: &CubeTensor) -> TensorRef {
@@ -380,11 +383,34 @@ impl InferenceOps for CubeBackend {
         ids
     }
 
-    fn write_words(words: IntTensor<Self>, values: Vec<i32>) -> IntTensor<Self> {
+    fn write_words(words: IntTensor<Self>, start: usize, values: Vec<i32>) -> IntTensor<Self> {
         // Into the allocation itself, shared or not: a captured step reads it where it lies. The write takes its place in
         // the queue of the stream, behind what reads the old values.
-        let handle = words_handle(&words, 0, values.len());
+        let handle = words_handle(&words, start, values.len());
         words.client.write(&handle, Bytes::from_elems(values));
+        words
+    }
+
+    fn feed_back(
+        words: IntTensor<Self>,
+        start: usize,
+        ids: IntTensor<Self>,
+        arriving: ArrivingIds,
+    ) -> IntTensor<Self> {
+        let ids = flat(ids);
+        let num_rows = ids.meta.num_elements();
+        let tokens = TensorRef::contiguous(
+            words_handle(&words, start, num_rows),
+            [num_rows],
+            dtype_to_storage_type(words.dtype),
+        );
+        launched(kernels::next_tokens(
+            &launcher(&ids),
+            &tensor_ref(&ids),
+            &tokens,
+        ));
+        let copy = HostCopy::new(ids.client.clone(), ids.handle.clone());
+        arriving.set(move || copy.wait());
         words
     }
 
@@ -393,6 +419,48 @@ impl InferenceOps for CubeBackend {
         let handle = words_handle(&words, start, shape.iter().product());
         let (client, device) = (words.client.clone(), words.device.clone());
         CubeTensor::new_contiguous(client, device, Shape::from(shape), handle, words.dtype)
+    }
+}
+
+/// Bytes that a copy to the host brings.
+type Copied = Pin<Box<dyn Future<Output = Result<Vec<Bytes>, ServerError>> + Send>>;
+
+/// A copy to the host that is queued. It is waited for, at the latest when this is dropped: until then the device writes
+/// where it is to go.
+struct HostCopy {
+    /// Borrows from the client, which goes after it; `None` once it was waited for.
+    copied: Option<Copied>,
+    _client: Arc<Client>,
+}
+
+impl HostCopy {
+    /// Queues the copy now, behind what this stream has queued before.
+    fn new(client: Client, handle: Handle) -> Self {
+        let client = Arc::new(client);
+        // SAFETY: the client lives behind a pointer that does not move, and as long as the future.
+        let borrowed = unsafe { &*Arc::as_ptr(&client) };
+        Self {
+            copied: Some(Box::pin(borrowed.read_async(vec![handle]))),
+            _client: client,
+        }
+    }
+
+    /// The words, once they are here.
+    fn wait(mut self) -> Result<Vec<i32>, String> {
+        let copied = self.copied.take().expect("only waited for here");
+        let copied = cubecl::future::block_on(copied).map_err(|error| format!("{error:?}"))?;
+        let words = copied.iter().flat_map(|bytes| bytes.chunks_exact(4));
+        let word = |word: &[u8]| i32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
+        Ok(words.map(word).collect())
+    }
+}
+
+impl Drop for HostCopy {
+    fn drop(&mut self) {
+        if let Some(copied) = self.copied.take() {
+            // Nobody wants the bytes, or whether they came.
+            let _ = cubecl::future::block_on(copied);
+        }
     }
 }
 

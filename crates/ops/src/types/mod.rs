@@ -6,7 +6,8 @@
 //! - `cache.rs`: [`PagedKvCache`], the one owner of the cache tensors
 //! - `options.rs`: [`AttentionOptions`], [`SamplingOptions`]
 //! - `rotary.rs`: [`RotaryTable`]
-//! - `words.rs`: [`StepWords`], where a captured step finds what changes between replays
+//! - `words.rs`: [`StepWords`], where a captured step finds what changes between replays, and [`PendingIds`], what it gave
+//!   before the next one ran
 
 mod builder;
 mod cache;
@@ -23,4 +24,5 @@ pub use metadata::{
 };
 pub use options::{AttentionOptions, SAMPLING_WORDS, SamplingOptions};
 pub use rotary::RotaryTable;
-pub use words::StepWords;
+pub(crate) use words::ArrivingIds;
+pub use words::{PendingIds, StepWords};

@@ -1,5 +1,8 @@
 //! Words at a fixed place on a device.
 
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use crate::ops;
@@ -49,9 +52,17 @@ impl StepWords {
     /// # Panics
     /// If there are more values than words.
     pub fn write(&mut self, values: Vec<i32>) {
+        self.write_from(0, values);
+    }
+
+    /// [`write`](Self::write) of the words from `start` on.
+    ///
+    /// # Panics
+    /// If `start` is no multiple of [`ALIGNMENT`](Self::ALIGNMENT), or there are more values than words from there on.
+    pub fn write_from(&mut self, start: usize, values: Vec<i32>) {
         assert!(
-            values.len() <= self.len,
-            "{} values for {} words",
+            start.is_multiple_of(Self::ALIGNMENT) && start + values.len() <= self.len,
+            "{} values for {} words, from word {start} on",
             values.len(),
             self.len
         );
@@ -61,13 +72,39 @@ impl StepWords {
         let words = self.words.take().expect("a write is under way");
         let device = words.device();
         self.words = Some(match ops::has_implementation(&device) {
-            true => ops::write_words(words, values),
+            true => ops::write_words(words, start, values),
             false => {
-                let range = 0..values.len();
+                let range = start..start + values.len();
                 let data = TensorData::new(values, [range.len()]);
                 words.slice_assign([range], Tensor::from_data(data, (&device, DType::I32)))
             }
         });
+    }
+
+    /// Overwrites the words from `start` on with sampled ids, in place and without the host: the tokens of the next step. A
+    /// row that could not be sampled, with a negative id, gets token 0.
+    ///
+    /// The ids also set out for the host, ahead of all that is queued from now on: a step that was captured may be replayed,
+    /// and give other ids in the same place, before these [arrive](PendingIds::wait).
+    ///
+    /// # Panics
+    /// If `start` is no multiple of [`ALIGNMENT`](Self::ALIGNMENT), the ids end past the last word, or the device has no
+    /// implementation of its own.
+    pub fn feed_back(&mut self, start: usize, ids: Tensor<1, Int>) -> PendingIds {
+        let (device, num_rows) = (ids.device(), ids.dims()[0]);
+        assert!(
+            start.is_multiple_of(Self::ALIGNMENT) && start + num_rows <= self.len,
+            "{num_rows} ids for {} words, from word {start} on",
+            self.len
+        );
+        assert!(
+            ops::has_implementation(&device),
+            "feed_back: {device:?} has no implementation of its own"
+        );
+        let words = self.words.take().expect("a write is under way");
+        let arriving = ArrivingIds::default();
+        self.words = Some(ops::feed_back(words, start, ids, arriving.clone()));
+        PendingIds { device, arriving }
     }
 
     /// The words from `start` on, as a tensor of the given shape; no copy on backends with an implementation of their
@@ -92,5 +129,51 @@ impl StepWords {
                 .narrow(0, start, count)
                 .reshape(shape.map(|size| size as i64)),
         }
+    }
+}
+
+/// Ids on their way to the host, as [`StepWords::feed_back`] sent them.
+#[derive(Debug)]
+pub struct PendingIds {
+    device: Device,
+    arriving: ArrivingIds,
+}
+
+impl PendingIds {
+    /// The ids, once they are here. Work that was queued after they set out is not waited for.
+    ///
+    /// # Errors
+    /// In the backend's words, if the device could not give them.
+    pub fn wait(self) -> Result<Vec<i32>, String> {
+        if let Some(wait) = self.arriving.take() {
+            return wait();
+        }
+        // With fusion, the op that sends them may be queued still.
+        self.device.flush().map_err(|error| error.to_string())?;
+        let wait = self.arriving.take();
+        wait.ok_or_else(|| "the ids were never sent".to_owned())?()
+    }
+}
+
+/// Waits for ids.
+type Wait = Box<dyn FnOnce() -> Result<Vec<i32>, String> + Send>;
+
+/// Where an op, which fusion may run later, leaves how to wait for the ids that it sent.
+#[derive(Clone, Default)]
+pub struct ArrivingIds(Arc<Mutex<Option<Wait>>>);
+
+impl ArrivingIds {
+    pub(crate) fn set(&self, wait: impl FnOnce() -> Result<Vec<i32>, String> + Send + 'static) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(wait));
+    }
+
+    fn take(&self) -> Option<Wait> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl fmt::Debug for ArrivingIds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ArrivingIds")
     }
 }

@@ -114,6 +114,33 @@ fn words_are_written_in_place_and_views_read_them() {
     }
 }
 
+/// -1 is a row that could not be sampled: no token for a step, but an id for the host.
+#[test]
+fn ids_are_fed_back_and_come_to_the_host() {
+    for (name, device) in devices() {
+        if implemented_by(&device) != ImplementedBy::Backend {
+            continue;
+        }
+        let mut words = StepWords::new(384, &device);
+        words.write((0..300).collect());
+        let ids = [70_000, -1, 0, 7, 5];
+        let on_device = || Tensor::<1, Int>::from_data(ids, (&device, DType::I32));
+        let pending = words.feed_back(128, on_device());
+        words.write_from(256, vec![9; 3]);
+        assert_eq!(pending.wait().unwrap()[..5], ids, "{name}");
+        assert_eq!(
+            ints(words.view(128, [6])),
+            [70_000, 0, 0, 7, 5, 133],
+            "{name}"
+        );
+        assert_eq!(ints(words.view(0, [128]))[126..], [126, 127], "{name}");
+        assert_eq!(ints(words.view(256, [4])), [9, 9, 9, 259], "{name}");
+        // Nobody has to wait.
+        drop(words.feed_back(0, on_device()));
+        assert_eq!(ints(words.view(0, [2])), [70_000, 0], "{name}");
+    }
+}
+
 #[test]
 fn wrong_words_and_views_are_refused() {
     for (_, device) in devices() {
@@ -122,6 +149,13 @@ fn wrong_words_and_views_are_refused() {
         refused(|| drop(words.view(128, [129])), &["[129]", "256 words"]);
         refused(|| drop(words.view(0, [0])), &["[0]"]);
         refused(|| words.write(vec![0; 257]), &["257 values", "256 words"]);
+        refused(
+            || words.write_from(128, vec![0; 129]),
+            &["129 values", "from word 128 on"],
+        );
+        refused(|| words.write_from(2, vec![0]), &["from word 2 on"]);
+        let ids = Tensor::<1, Int>::zeros([129], (&device, DType::I32));
+        refused(|| drop(words.feed_back(128, ids)), &["129 ids"]);
     }
 }
 

@@ -30,7 +30,7 @@ use burn::tensor::{DType, Shape};
 use half::{bf16, f16};
 
 use self::attention::{KeySource, attention};
-use crate::{AttentionOptions, GATE_TURN, ops::InferenceOps};
+use crate::{AttentionOptions, GATE_TURN, ops::InferenceOps, types::ArrivingIds};
 
 /// Calls a function that is generic over the element type with the one that `dtype` names.
 macro_rules! with_element {
@@ -200,8 +200,20 @@ impl InferenceOps for Flex {
         with_element!(logits.dtype(), sample(&logits, &options))
     }
 
-    fn write_words(words: IntTensor<Self>, values: Vec<i32>) -> IntTensor<Self> {
-        words::write(words, &values)
+    fn write_words(words: IntTensor<Self>, start: usize, values: Vec<i32>) -> IntTensor<Self> {
+        words::write(words, start, &values)
+    }
+
+    fn feed_back(
+        words: IntTensor<Self>,
+        start: usize,
+        ids: IntTensor<Self>,
+        arriving: ArrivingIds,
+    ) -> IntTensor<Self> {
+        let ids = words::ids(&ids);
+        let tokens: Vec<i32> = ids.iter().map(|id| (*id).max(0)).collect();
+        arriving.set(move || Ok(ids));
+        words::write(words, start, &tokens)
     }
 
     fn view_words(words: IntTensor<Self>, start: usize, shape: Vec<usize>) -> IntTensor<Self> {
