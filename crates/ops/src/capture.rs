@@ -83,7 +83,7 @@ impl<T> Drop for CapturedStep<T> {
     /// Waits until the device has let the recording go: it does so on a thread of its own, and a program that ends before
     /// would have it call a driver that is gone.
     fn drop(&mut self) {
-        drop(self.graph.take());
+        self.graph = None;
         // A device that fails here has nothing left to say to anyone.
         let _ = Dispatch::sync(self.device.as_dispatch());
     }
