@@ -14,6 +14,12 @@
 //!           16 bytes; blocks of 8, 16, 32, … tokens.
 //! Source    Flash-Decoding (Dao et al., 2023) for the parts; their sum through a cluster as in `skinny.rs`.
 
+#![allow(
+    clippy::identity_op,
+    clippy::too_many_arguments,
+    reason = "values of variables, see `hopper`; and what a kernel's parts share comes one by one"
+)]
+
 use cubecl::prelude::*;
 
 use super::keys::{BatchShape, KeySource, ScoreParams, SequenceKeys, Splits, sequence_keys};
