@@ -1,5 +1,6 @@
 //! `cargo xtask chat`: from a fresh clone to a conversation in one command.
 
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use crate::{Failure, llvm, model, paths, process};
@@ -19,7 +20,10 @@ struct Needs {
 pub(crate) fn run(args: &[String]) -> Result<ExitCode, Failure> {
     // `cargo xtask chat -- --prompt hi` and `cargo xtask chat --prompt hi` mean the same.
     let args = args.strip_prefix(&["--".to_owned()]).unwrap_or(args);
-    let needs = needs_of(value_of(args, "--device").unwrap_or("flex"))?;
+    let needs = needs_of(
+        value_of(args, "--device").unwrap_or("flex"),
+        has_cuda_headers(),
+    )?;
     if value_of(args, "--model").is_none() && !args.iter().any(|arg| arg == "--help" || arg == "-h")
     {
         model::ensure()?;
@@ -72,11 +76,20 @@ fn value_of<'a>(args: &'a [String], flag: &str) -> Option<&'a str> {
         })
 }
 
+/// Whether a CUDA toolkit is where CubeCL looks for its headers: then kernels are compiled by it, and those for Hopper can be.
+fn has_cuda_headers() -> bool {
+    let named = std::env::var_os("CUDA_PATH").map(PathBuf::from);
+    let usual = ["/usr/local/cuda", "/opt/cuda"].map(PathBuf::from);
+    let mut places = named.into_iter().chain(usual);
+    places.any(|place| place.join("include/cuda_runtime.h").exists())
+}
+
 /// What to compile in for `--device`; an index after a colon does not matter here.
-fn needs_of(device: &str) -> Result<Needs, Failure> {
+fn needs_of(device: &str, has_cuda_headers: bool) -> Result<Needs, Failure> {
     let (features, llvm) = match device.split(':').next().unwrap_or_default() {
         "flex" => (None, false),
         "cpu" => (Some("cpu,fusion"), true),
+        "cuda" if has_cuda_headers => (Some("cuda-hopper,fusion"), true),
         "cuda" => (Some("cuda,fusion"), true),
         "rocm" => (Some("rocm,fusion"), false),
         "vulkan" => (Some("vulkan,fusion"), false),
@@ -115,26 +128,34 @@ mod tests {
     #[test]
     fn the_device_decides_the_features_and_llvm() {
         assert_eq!(
-            needs_of("flex").unwrap(),
+            needs_of("flex", true).unwrap(),
             Needs {
                 features: None,
                 llvm: false
             }
         );
         assert_eq!(
-            needs_of("cuda:3").unwrap(),
+            needs_of("cuda:3", false).unwrap(),
             Needs {
                 features: Some("cuda,fusion"),
                 llvm: true
             }
         );
         assert_eq!(
-            needs_of("wgpu").unwrap(),
+            needs_of("cuda", true).unwrap(),
+            Needs {
+                features: Some("cuda-hopper,fusion"),
+                llvm: true
+            }
+        );
+        assert_eq!(
+            needs_of("wgpu", false).unwrap(),
             Needs {
                 features: Some("wgpu,fusion"),
                 llvm: false
             }
         );
-        assert!(needs_of("tpu").unwrap_err().to_string().contains("\"tpu\""));
+        let refused = needs_of("tpu", false).unwrap_err().to_string();
+        assert!(refused.contains("\"tpu\""));
     }
 }
