@@ -8,8 +8,8 @@ use burn_paged_benches::kernel::{
     Values, Work, ints, relative_error, shuffled,
 };
 use burn_paged_kernels::{
-    AttentionKernel, AttentionOptions, AttentionPlan, AttentionProblem, DecodeTile, HopperTile,
-    Keys, Launcher, TensorRef, attention, attention_dealt, attention_tiled, attention_with,
+    AttentionChoice, AttentionKernel, AttentionOptions, AttentionPlan, AttentionProblem,
+    DecodeTile, HopperTile, Keys, Launcher, TensorRef, attention, attention_with,
 };
 
 /// Sets of inputs, at most.
@@ -65,21 +65,13 @@ fn run(
     }
 }
 
-/// A way other than the planned one.
-#[derive(Debug, Clone, Copy)]
-enum Way {
-    Kernel(AttentionKernel),
-    Prefill(HopperTile),
-    Decode(DecodeTile),
-}
-
 /// The planned way, and with `--all-plans` the others that the kernels for Hopper know.
 fn ways(
     session: &Session,
     target: &Target,
     heads: &Heads,
     case: &AttentionCase,
-) -> Vec<Option<Way>> {
+) -> Vec<Option<AttentionChoice>> {
     let mut ways = vec![None];
     let has_hopper = match target {
         Target::Cube(device) => device.launcher().facts().hopper,
@@ -90,12 +82,12 @@ fn ways(
         return ways;
     }
     if case.kind == "decode" {
-        ways.push(Some(Way::Kernel(AttentionKernel::MmaDecode)));
+        ways.push(Some(AttentionChoice::Kernel(AttentionKernel::MmaDecode)));
         let tiles = DecodeTile::all(heads.head_dim).into_iter();
-        ways.extend(tiles.map(Way::Decode).map(Some));
+        ways.extend(tiles.map(AttentionChoice::Decode).map(Some));
     } else {
         let tiles = HopperTile::all(heads.head_dim).into_iter();
-        ways.extend(tiles.map(Way::Prefill).map(Some));
+        ways.extend(tiles.map(AttentionChoice::Prefill).map(Some));
     }
     ways
 }
@@ -307,7 +299,7 @@ struct Indices {
 fn cube(
     device: &CubeDevice,
     batch: Batch,
-    way: Option<Way>,
+    way: Option<AttentionChoice>,
     sets: usize,
 ) -> Result<Work<'_>, String> {
     let dtype = batch.dtype;
@@ -367,15 +359,7 @@ fn cube(
             let (q, cu_q) = (&q.tensor, &indices.cu_q);
             match way {
                 None => attention(launcher, q, cu_q, keys, &to, &to_lse, &options),
-                Some(Way::Kernel(kernel)) => {
-                    attention_with(launcher, kernel, q, cu_q, keys, &to, &to_lse, &options)
-                }
-                Some(Way::Prefill(tile)) => {
-                    attention_tiled(launcher, tile, q, cu_q, keys, &to, &to_lse, &options)
-                }
-                Some(Way::Decode(tile)) => {
-                    attention_dealt(launcher, tile, q, cu_q, keys, &to, &to_lse, &options)
-                }
+                Some(way) => attention_with(launcher, way, q, cu_q, keys, &to, &to_lse, &options),
             }
             .map_err(|error| error.to_string())
         }),
@@ -389,14 +373,16 @@ fn cube(
 }
 
 /// The kernel that `attention` chooses for contiguous tensors, or the one that it is told.
-fn path(launcher: &Launcher, batch: &Batch, way: Option<Way>) -> String {
+fn path(launcher: &Launcher, batch: &Batch, way: Option<AttentionChoice>) -> String {
     match way {
         None => {}
-        Some(Way::Kernel(kernel)) => return format!("{kernel:?}"),
-        Some(Way::Prefill(tile)) => {
+        Some(AttentionChoice::Kernel(kernel)) => return format!("{kernel:?}"),
+        Some(AttentionChoice::Prefill(tile)) => {
             return format!("{:?} {tile:?}", AttentionKernel::HopperPrefill);
         }
-        Some(Way::Decode(tile)) => return format!("{:?} {tile:?}", AttentionKernel::HopperDecode),
+        Some(AttentionChoice::Decode(tile)) => {
+            return format!("{:?} {tile:?}", AttentionKernel::HopperDecode);
+        }
     }
     let problem = AttentionProblem {
         num_tokens: batch.case.num_tokens(),

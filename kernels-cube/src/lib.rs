@@ -77,8 +77,8 @@ mod store_kv;
 mod tensor;
 
 pub use attention::{
-    AttentionKernel, AttentionOptions, AttentionPlan, AttentionProblem, DecodeTile, HopperTile,
-    Keys, attention, attention_dealt, attention_tiled, attention_with,
+    AttentionChoice, AttentionKernel, AttentionOptions, AttentionPlan, AttentionProblem,
+    DecodeTile, HopperTile, Keys, attention, attention_with,
 };
 pub use device::DeviceFacts;
 pub use embedding::embedding;

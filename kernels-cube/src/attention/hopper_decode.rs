@@ -573,7 +573,7 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
             let row = at / head_quads;
             let quad = at % head_quads;
             let from = memory + row * comptime!(spec.row_bytes()) + quad * 16;
-            let merged = merged_warps(from, row_facts + row * 16, factor, spec);
+            let merged = merged(from, row_facts + row * 16, factor, Among::Warps, spec);
             write_row(
                 out,
                 lse,
@@ -594,7 +594,13 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
             let row = at / head_quads;
             let quad = at % head_quads;
             let on = row * comptime!(spec.row_bytes()) + quad * 16;
-            let merged = merged_warps(memory + on, row_facts + row * 16, factor, spec);
+            let merged = merged(
+                memory + on,
+                row_facts + row * 16,
+                factor,
+                Among::Warps,
+                spec,
+            );
             shared::store_f32x2(cube_output + on, merged.e0, merged.e1);
             shared::store_f32x2(cube_output + on + 8, merged.e2, merged.e3);
             if quad == 0 {
@@ -610,7 +616,7 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
             let row = at / head_quads;
             let quad = at % head_quads;
             let from = cube_output + row * comptime!(spec.row_bytes()) + quad * 16;
-            let merged = merged_cubes(from, cube_facts + row * 16, factor, spec);
+            let merged = merged(from, cube_facts + row * 16, factor, Among::Cubes, spec);
             write_row(
                 out,
                 lse,
@@ -752,48 +758,49 @@ struct Merged {
     e3: f32,
 }
 
-/// What the warps of this cube have found of a row.
+/// Whose findings are put together.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+enum Among {
+    /// The warps of this cube.
+    Warps,
+    /// The cubes of this cluster.
+    Cubes,
+}
+
+/// Four words of share `nth`; those of the next warp begin `distance` bytes on, those of the next cube at the same place.
 #[cube]
-fn merged_warps(from: u32, facts: u32, factor: f32, #[comptime] spec: DecodeSpec) -> Merged {
-    let mut max = f32::min_value();
-    #[unroll]
-    for warp in 0..comptime!(spec.tile.warps as u32) {
-        let fact = shared::load_f32x4(facts + comptime!(warp * spec.rows() * 16));
-        max = max.max(fact.extract(0usize));
-    }
-    let mut sums = Array::<f32>::new(5usize);
-    #[unroll]
-    for i in 0..5usize {
-        sums[i] = 0.0f32.runtime();
-    }
-    #[unroll]
-    for warp in 0..comptime!(spec.tile.warps as u32) {
-        let fact = shared::load_f32x4(facts + comptime!(warp * spec.rows() * 16));
-        let words = shared::load_f32x4(from + comptime!(warp * spec.ring_bytes()));
-        let weight = power((fact.extract(0usize) - max) * factor, spec.mma);
-        #[unroll]
-        for i in 0..4usize {
-            sums[i] += weight * words.extract(i);
-        }
-        sums[4usize] += weight * fact.extract(1usize);
-    }
-    Merged {
-        max,
-        sum: sums[4usize],
-        e0: sums[0usize],
-        e1: sums[1usize],
-        e2: sums[2usize],
-        e3: sums[3usize],
+fn share(
+    address: u32,
+    #[comptime] nth: u32,
+    #[comptime] distance: u32,
+    #[comptime] among: Among,
+) -> Vector<f32, Const<4>> {
+    if comptime!(among == Among::Warps) {
+        shared::load_f32x4(address + comptime!(nth * distance))
+    } else {
+        cluster::load_f32x4(cluster::address_in(address, nth.runtime()))
     }
 }
 
-/// What the cubes of this cluster have found of a row.
+/// What all have found of a row.
 #[cube]
-fn merged_cubes(from: u32, facts: u32, factor: f32, #[comptime] spec: DecodeSpec) -> Merged {
+fn merged(
+    from: u32,
+    facts: u32,
+    factor: f32,
+    #[comptime] among: Among,
+    #[comptime] spec: DecodeSpec,
+) -> Merged {
+    let shares = comptime!(match among {
+        Among::Warps => spec.tile.warps as u32,
+        Among::Cubes => spec.tile.parts as u32,
+    });
+    let fact_bytes = comptime!(spec.rows() * 16);
+    let ring_bytes = comptime!(spec.ring_bytes());
     let mut max = f32::min_value();
     #[unroll]
-    for part in 0..comptime!(spec.tile.parts as u32) {
-        let fact = cluster::load_f32x4(cluster::address_in(facts, part.runtime()));
+    for nth in 0..shares {
+        let fact = share(facts, nth, fact_bytes, among);
         max = max.max(fact.extract(0usize));
     }
     let mut sums = Array::<f32>::new(5usize);
@@ -802,9 +809,9 @@ fn merged_cubes(from: u32, facts: u32, factor: f32, #[comptime] spec: DecodeSpec
         sums[i] = 0.0f32.runtime();
     }
     #[unroll]
-    for part in 0..comptime!(spec.tile.parts as u32) {
-        let fact = cluster::load_f32x4(cluster::address_in(facts, part.runtime()));
-        let words = cluster::load_f32x4(cluster::address_in(from, part.runtime()));
+    for nth in 0..shares {
+        let fact = share(facts, nth, fact_bytes, among);
+        let words = share(from, nth, ring_bytes, among);
         let weight = power((fact.extract(0usize) - max) * factor, spec.mma);
         #[unroll]
         for i in 0..4usize {

@@ -400,7 +400,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
         }
         // Warpgroups take turns: one fills the matrix units while others take exponentials. The last one gives the first
         // turn; as many are taken as given.
-        if comptime!(spec.tile.turns) && group == comptime!(spec.consumers() - 1) {
+        if group == comptime!(spec.consumers() - 1) {
             warpgroup::arrive(next_turn + 0, TURN_UNITS);
         }
         let mut query_parity = 0u32.runtime();
@@ -483,9 +483,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
 
                         mbarrier::wait(places.keys_full + 8 * stage, parity);
                         let lost = lost_blocks(&missed, stage, spec);
-                        if comptime!(spec.tile.turns) {
-                            warpgroup::sync(own_turn, TURN_UNITS);
-                        }
+                        warpgroup::sync(own_turn, TURN_UNITS);
                         wgmma::fence();
                         multiply_keys(own_queries, tile_keys, spec);
                         wgmma::commit();
@@ -493,9 +491,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                         wgmma::fence();
                         multiply_values(tile_values, spec);
                         wgmma::commit();
-                        if comptime!(spec.tile.turns) {
-                            warpgroup::arrive(next_turn + 0, TURN_UNITS);
-                        }
+                        warpgroup::arrive(next_turn + 0, TURN_UNITS);
 
                         wgmma::wait(1u32);
                         if leads {

@@ -87,7 +87,29 @@ pub fn attention(
     attend(launcher, q, cu_seqlens_q, keys, out, lse, options, None)
 }
 
-/// As [`attention`] with a kernel of the caller's choice, for tests and benches.
+/// What computes a call, where the caller chooses and not the plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionChoice {
+    /// A kernel, in the form that is planned for it.
+    Kernel(AttentionKernel),
+    /// [`AttentionKernel::HopperPrefill`] with one of [`HopperTile::all`].
+    Prefill(HopperTile),
+    /// [`AttentionKernel::HopperDecode`] with one of [`DecodeTile::all`].
+    Decode(DecodeTile),
+}
+
+impl AttentionChoice {
+    /// The kernel.
+    pub fn kernel(self) -> AttentionKernel {
+        match self {
+            Self::Kernel(kernel) => kernel,
+            Self::Prefill(_) => AttentionKernel::HopperPrefill,
+            Self::Decode(_) => AttentionKernel::HopperDecode,
+        }
+    }
+}
+
+/// As [`attention`] with what the caller chooses, for tests and benches.
 ///
 /// # Errors
 /// As [`attention`], and [`KernelError::Unsupported`] if the kernel does not run on the device or does not take the
@@ -98,7 +120,7 @@ pub fn attention(
 )]
 pub fn attention_with(
     launcher: &Launcher,
-    kernel: AttentionKernel,
+    choice: AttentionChoice,
     q: &TensorRef,
     cu_seqlens_q: &TensorRef,
     keys: Keys<'_>,
@@ -106,83 +128,8 @@ pub fn attention_with(
     lse: &TensorRef,
     options: &AttentionOptions,
 ) -> Result<(), KernelError> {
-    attend(
-        launcher,
-        q,
-        cu_seqlens_q,
-        keys,
-        out,
-        lse,
-        options,
-        Some((kernel, None)),
-    )
-}
-
-/// As [`attention_with`] with [`AttentionKernel::HopperPrefill`] and one of [`HopperTile::all`].
-///
-/// # Errors
-/// As [`attention_with`].
-#[allow(
-    clippy::too_many_arguments,
-    reason = "those of `attention` and one more"
-)]
-pub fn attention_tiled(
-    launcher: &Launcher,
-    tile: HopperTile,
-    q: &TensorRef,
-    cu_seqlens_q: &TensorRef,
-    keys: Keys<'_>,
-    out: &TensorRef,
-    lse: &TensorRef,
-    options: &AttentionOptions,
-) -> Result<(), KernelError> {
-    attend(
-        launcher,
-        q,
-        cu_seqlens_q,
-        keys,
-        out,
-        lse,
-        options,
-        Some((AttentionKernel::HopperPrefill, Some(Way::Prefill(tile)))),
-    )
-}
-
-/// As [`attention_with`] with [`AttentionKernel::HopperDecode`] and one of [`DecodeTile::all`].
-///
-/// # Errors
-/// As [`attention_with`].
-#[allow(
-    clippy::too_many_arguments,
-    reason = "those of `attention` and one more"
-)]
-pub fn attention_dealt(
-    launcher: &Launcher,
-    tile: DecodeTile,
-    q: &TensorRef,
-    cu_seqlens_q: &TensorRef,
-    keys: Keys<'_>,
-    out: &TensorRef,
-    lse: &TensorRef,
-    options: &AttentionOptions,
-) -> Result<(), KernelError> {
-    attend(
-        launcher,
-        q,
-        cu_seqlens_q,
-        keys,
-        out,
-        lse,
-        options,
-        Some((AttentionKernel::HopperDecode, Some(Way::Decode(tile)))),
-    )
-}
-
-/// How a kernel for Hopper goes through a problem, if not as planned.
-#[derive(Clone, Copy)]
-enum Way {
-    Prefill(HopperTile),
-    Decode(DecodeTile),
+    let choice = Some(choice);
+    attend(launcher, q, cu_seqlens_q, keys, out, lse, options, choice)
 }
 
 #[allow(
@@ -197,7 +144,7 @@ fn attend(
     out: &TensorRef,
     lse: &TensorRef,
     options: &AttentionOptions,
-    choice: Option<(AttentionKernel, Option<Way>)>,
+    choice: Option<AttentionChoice>,
 ) -> Result<(), KernelError> {
     let check = Check::new("attention");
     let (problem, operands) =
@@ -209,32 +156,31 @@ fn attend(
     let facts = launcher.facts();
     let plan = match choice {
         None => AttentionPlan::new(facts, &problem, n, options),
-        Some((AttentionKernel::HopperPrefill, _)) if options.fixed_split.is_some() => {
+        Some(choice)
+            if choice.kernel() == AttentionKernel::HopperPrefill
+                && options.fixed_split.is_some() =>
+        {
             return check.unsupported("HopperPrefill in fixed parts".into());
         }
-        Some((_, Some(Way::Prefill(tile))))
-            if !HopperTile::all(problem.head_dim).contains(&tile) =>
-        {
-            return check.unsupported(format!("{tile:?} for heads of {}", problem.head_dim));
-        }
-        Some((_, Some(Way::Decode(tile))))
-            if !DecodeTile::all(problem.head_dim).contains(&tile) =>
-        {
-            return check.unsupported(format!("{tile:?} for heads of {}", problem.head_dim));
-        }
-        Some((kernel, way)) if kernel.runs(facts, &problem, n) => {
+        Some(choice) if choice.kernel().runs(facts, &problem, n) => {
             let mut tile = HopperTile::new(&problem);
             let mut decode = DecodeTile::new(facts, &problem);
-            match way {
-                Some(Way::Prefill(chosen)) => tile = chosen,
-                Some(Way::Decode(chosen)) => decode = chosen,
-                None => {}
+            match choice {
+                AttentionChoice::Kernel(_) => {}
+                AttentionChoice::Prefill(chosen) => tile = chosen,
+                AttentionChoice::Decode(chosen) => decode = chosen,
             }
+            let known = HopperTile::all(problem.head_dim).contains(&tile)
+                && DecodeTile::all(problem.head_dim).contains(&decode);
+            if !known {
+                return check.unsupported(format!("{choice:?} for heads of {}", problem.head_dim));
+            }
+            let kernel = choice.kernel();
             AttentionPlan::with_kernel(facts, &problem, n, options, kernel, tile, decode)
         }
-        Some((kernel, _)) => {
+        Some(choice) => {
             return check.unsupported(format!(
-                "{kernel:?} for {problem:?} in vectors of {n} elements"
+                "{choice:?} for {problem:?} in vectors of {n} elements"
             ));
         }
     };

@@ -31,7 +31,7 @@ mod plan;
 mod portable;
 mod problem;
 
-pub use launch::{Keys, attention, attention_dealt, attention_tiled, attention_with};
+pub use launch::{AttentionChoice, Keys, attention, attention_with};
 pub use options::AttentionOptions;
 pub use plan::{AttentionKernel, AttentionPlan, DecodeTile, HopperTile};
 pub use problem::AttentionProblem;

@@ -100,8 +100,6 @@ pub struct HopperTile {
     pub(super) stages: usize,
     /// Warpgroups that multiply, 64 rows each.
     pub(super) warpgroups: usize,
-    /// Whether warpgroups take turns at the matrix units.
-    pub(super) turns: bool,
     /// Whether a cube takes one tile of rows after the other.
     pub(super) stays: bool,
 }
@@ -129,7 +127,6 @@ impl HopperTile {
             columns: head_dim.div_ceil(64),
             stages: if stays { 2 } else { 3 },
             warpgroups: 2,
-            turns: true,
             stays,
         };
         [true, false].map(|stays| match head_dim {

@@ -81,25 +81,25 @@ fn multiply(
     }
     let out_features = epilogue.out_features(weight_rows);
     check.rows("out", out, &[num_tokens, out_features], dtype)?;
-    check.output("out", out, &[("x", x), ("weight", weight)])?;
     if let Some(bias) = bias {
         check.contiguous("bias", bias, &[weight_rows], dtype)?;
-        check.output("out", out, &[("bias", bias)])?;
     }
+    // Without a bias, x stands for it.
+    let inputs = [("x", x), ("weight", weight), ("bias", bias.unwrap_or(x))];
+    check.output("out", out, &inputs)?;
     if out.num_elements() == 0 {
         return Ok(());
     }
 
-    let mut tensors = vec![x, weight, out];
-    tensors.extend(bias);
-    let aligned = |tensor: &&TensorRef| tensor.row_alignment().is_multiple_of(8);
+    let aligned = |tensor: &TensorRef| tensor.row_alignment().is_multiple_of(8);
+    let inputs_aligned = inputs.iter().all(|(_, input)| aligned(input));
     let problem = LinearProblem {
         num_tokens,
         in_features,
         weight_rows,
         dtype,
         epilogue,
-        aligned: out_features.is_multiple_of(8) && tensors.iter().all(aligned),
+        aligned: out_features.is_multiple_of(8) && aligned(out) && inputs_aligned,
     };
     let planned = LinearPlan::new(launcher.facts(), &problem);
     let plan = plan.unwrap_or(planned);

@@ -4,10 +4,10 @@
 //! are free on a device without memory, so sizes may be as large as a form needs.
 
 use burn_paged_kernels::{
-    AttentionKernel, AttentionOptions, Epilogue, HopperTile, KernelError, Keys, Launcher,
-    PartialAttention, RotaryTable, TensorRef, add_rms_norm, attention, attention_tiled,
-    attention_with, embedding, gather_kv, greedy, linear, merge_attention, next_tokens, rms_norm,
-    rotary, rotary_and_store, sample, silu_and_mul, store_kv,
+    AttentionChoice, AttentionKernel, AttentionOptions, Epilogue, HopperTile, KernelError, Keys,
+    Launcher, PartialAttention, RotaryTable, TensorRef, add_rms_norm, attention, attention_with,
+    embedding, gather_kv, greedy, linear, merge_attention, next_tokens, rms_norm, rotary,
+    rotary_and_store, sample, silu_and_mul, store_kv,
 };
 use cubecl::ir::{ElemType, FloatKind, IntKind};
 
@@ -57,8 +57,7 @@ pub(crate) fn all() -> Vec<Call> {
         let mut calls = Calls {
             suffix: name,
             dtype: ElemType::Float(kind),
-            kernel: None,
-            tile: None,
+            choice: None,
             calls: Vec::new(),
         };
         calls.norm();
@@ -76,10 +75,8 @@ pub(crate) fn all() -> Vec<Call> {
 struct Calls {
     suffix: &'static str,
     dtype: ElemType,
-    /// The kernel of the next calls of attention; `None` for the planned one.
-    kernel: Option<AttentionKernel>,
-    /// How the kernel for Hopper goes through the next calls of attention, if it is not the planned way.
-    tile: Option<HopperTile>,
+    /// What computes the next calls of attention; `None` for what is planned.
+    choice: Option<AttentionChoice>,
     calls: Vec<Call>,
 }
 
@@ -386,7 +383,7 @@ impl Calls {
                 for head_dim in [64, 128, 256] {
                     let heads = Heads::new(32, 8, head_dim);
                     for (nth, tile) in HopperTile::all(head_dim).into_iter().enumerate() {
-                        self.tile = Some(tile);
+                        self.choice = Some(AttentionChoice::Prefill(tile));
                         let promise = hopper_prefill(head_dim);
                         let form = format!("packed tile {nth}");
                         self.packed(&form, heads, causal, promise);
@@ -394,10 +391,10 @@ impl Calls {
                         self.paged(&form, 512, heads, causal, promise);
                     }
                 }
-                self.tile = None;
+                self.choice = None;
                 self.packed("packed window, softcap", llama, every, HOPPER_PREFILL);
                 self.paged("prefill window, softcap", 512, llama, every, HOPPER_PREFILL);
-                self.kernel = Some(AttentionKernel::HopperDecode);
+                self.choice = Some(AttentionChoice::Kernel(AttentionKernel::HopperDecode));
                 // In clusters, and each cube on its own.
                 for num_tokens in [4, 512] {
                     let form = format!("decode {num_tokens}");
@@ -409,7 +406,7 @@ impl Calls {
                 let heads = Heads::new(16, 1, 128);
                 self.paged("decode window, softcap", 4, heads, every, HOPPER_DECODE);
             }
-            self.kernel = Some(AttentionKernel::MmaPrefill);
+            self.choice = Some(AttentionChoice::Kernel(AttentionKernel::MmaPrefill));
             self.packed("packed", llama, all, PREFILL);
             self.packed("packed causal", llama, causal, PREFILL);
             self.packed("packed window, softcap", llama, every, PREFILL);
@@ -418,21 +415,21 @@ impl Calls {
             self.paged("prefill", 512, Heads::new(4, 1, 80), causal, SPLIT_PREFILL);
             self.paged("prefill", 512, Heads::new(4, 1, 72), causal, SPLIT_PREFILL);
             self.paged("prefill window, softcap", 512, llama, every, PREFILL);
-            self.kernel = Some(AttentionKernel::MmaDecode);
+            self.choice = Some(AttentionChoice::Kernel(AttentionKernel::MmaDecode));
             self.paged("decode", 4, llama, causal, DECODE);
             self.paged("decode", 4, Heads::new(9, 3, 64), causal, DECODE);
             self.paged("decode", 4, Heads::new(4, 1, 80), causal, DECODE);
             self.paged("decode window, softcap", 4, llama, every, DECODE);
         }
-        self.kernel = Some(AttentionKernel::Portable);
+        self.choice = Some(AttentionChoice::Kernel(AttentionKernel::Portable));
         let spilling = portable(255).with_local_memory(4096, 24_576, UNIT_HOLDS_A_ROW);
         self.paged("prefill", 512, Heads::new(8, 4, 256), causal, spilling);
         self.paged("prefill", 512, Heads::new(4, 1, 33), causal, portable(128));
     }
 
     fn packed(&mut self, form: &str, heads: Heads, options: AttentionOptions, promise: Promise) {
-        let (dtype, kernel, tile) = (self.dtype, self.kernel, self.tile);
-        self.add(&heads.name(form, kernel), promise, move |t| {
+        let (dtype, choice) = (self.dtype, self.choice);
+        self.add(&heads.name(form, choice), promise, move |t| {
             let q = || t.tensor(dtype, &[512, heads.num_heads, heads.head_dim]);
             let k = || t.tensor(dtype, &[700, heads.num_kv_heads, heads.head_dim]);
             let keys = Keys::Packed {
@@ -444,8 +441,7 @@ impl Calls {
             let starts = t.ints(&[NUM_SEQS + 1]);
             attend(
                 t.launcher,
-                kernel,
-                tile,
+                choice,
                 &q(),
                 &starts,
                 keys,
@@ -465,8 +461,8 @@ impl Calls {
         options: AttentionOptions,
         promise: Promise,
     ) {
-        let (dtype, kernel, tile) = (self.dtype, self.kernel, self.tile);
-        self.add(&heads.name(form, kernel), promise, move |t| {
+        let (dtype, choice) = (self.dtype, self.choice);
+        self.add(&heads.name(form, choice), promise, move |t| {
             let q = || t.tensor(dtype, &[num_tokens, heads.num_heads, heads.head_dim]);
             let cache = || t.tensor(dtype, &[1000, 16, heads.num_kv_heads, heads.head_dim]);
             let keys = Keys::Paged {
@@ -479,8 +475,7 @@ impl Calls {
             let starts = t.ints(&[NUM_SEQS + 1]);
             attend(
                 t.launcher,
-                kernel,
-                tile,
+                choice,
                 &q(),
                 &starts,
                 keys,
@@ -550,13 +545,16 @@ impl Heads {
         }
     }
 
-    fn name(&self, form: &str, kernel: Option<AttentionKernel>) -> String {
+    fn name(&self, form: &str, choice: Option<AttentionChoice>) -> String {
         let Self {
             num_heads,
             num_kv_heads,
             head_dim,
         } = self;
-        let kernel = kernel.map_or("planned".to_owned(), |kernel| format!("{kernel:?}"));
+        let kernel = match choice {
+            Some(AttentionChoice::Kernel(kernel)) => format!("{kernel:?}"),
+            _ => "planned".to_owned(),
+        };
         format!("attention {form}, {kernel}, {num_heads}/{num_kv_heads} x {head_dim}")
     }
 }
@@ -565,8 +563,7 @@ impl Heads {
 #[allow(clippy::too_many_arguments, reason = "those of `attention_with`")]
 fn attend(
     launcher: &Launcher,
-    kernel: Option<AttentionKernel>,
-    tile: Option<HopperTile>,
+    choice: Option<AttentionChoice>,
     q: &TensorRef,
     starts: &TensorRef,
     keys: Keys<'_>,
@@ -574,11 +571,8 @@ fn attend(
     lse: &TensorRef,
     options: &AttentionOptions,
 ) -> Result<(), KernelError> {
-    if let Some(tile) = tile {
-        return attention_tiled(launcher, tile, q, starts, keys, out, lse, options);
-    }
-    match kernel {
+    match choice {
         None => attention(launcher, q, starts, keys, out, lse, options),
-        Some(kernel) => attention_with(launcher, kernel, q, starts, keys, out, lse, options),
+        Some(choice) => attention_with(launcher, choice, q, starts, keys, out, lse, options),
     }
 }

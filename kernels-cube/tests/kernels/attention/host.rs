@@ -1,8 +1,8 @@
 //! Batches of sequences, attention over them by plain loops, and their way to the device.
 
 use burn_paged_kernels::{
-    AttentionKernel, AttentionOptions, DecodeTile, HopperTile, KernelError, Keys, Launcher,
-    TensorRef, attention, attention_dealt, attention_tiled, attention_with,
+    AttentionChoice, AttentionOptions, KernelError, Keys, Launcher, TensorRef, attention,
+    attention_with,
 };
 
 use crate::arith::{Arith, Dtype};
@@ -251,16 +251,6 @@ impl Blocks {
     }
 }
 
-/// What computes, if not the planned kernel.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Choice {
-    Kernel(AttentionKernel),
-    /// The kernel for Hopper, going through the problem in this way.
-    Tile(HopperTile),
-    /// The decoding kernel for Hopper, dealing keys in this way.
-    Dealt(DecodeTile),
-}
-
 /// Runs the planned kernel over packed keys.
 pub(super) fn run_packed(
     launcher: &Launcher,
@@ -274,7 +264,7 @@ pub(super) fn run_packed(
 /// Runs a kernel, or the planned one, over packed keys.
 pub(super) fn try_packed(
     launcher: &Launcher,
-    kernel: Option<Choice>,
+    kernel: Option<AttentionChoice>,
     batch: &HostBatch,
     layout: Layout,
     options: &AttentionOptions,
@@ -323,7 +313,7 @@ pub(super) fn run_paged(
 /// Runs a kernel, or the planned one, over paged keys.
 pub(super) fn try_paged(
     launcher: &Launcher,
-    kernel: Option<Choice>,
+    kernel: Option<AttentionChoice>,
     batch: &HostBatch,
     layout: Layout,
     blocks: &Blocks,
@@ -358,7 +348,7 @@ pub(super) fn try_paged(
 
 fn run(
     launcher: &Launcher,
-    kernel: Option<Choice>,
+    kernel: Option<AttentionChoice>,
     batch: &HostBatch,
     layout: Layout,
     keys: Keys<'_>,
@@ -376,41 +366,9 @@ fn run(
     let (q, out_ref, lse_ref) = (&q.tensor, &out.tensor, &lse.tensor);
     match kernel {
         None => attention(launcher, q, &cu_seqlens_q, keys, out_ref, lse_ref, options)?,
-        Some(Choice::Tile(tile)) => {
-            attention_tiled(
-                launcher,
-                tile,
-                q,
-                &cu_seqlens_q,
-                keys,
-                out_ref,
-                lse_ref,
-                options,
-            )?;
-        }
-        Some(Choice::Dealt(tile)) => {
-            attention_dealt(
-                launcher,
-                tile,
-                q,
-                &cu_seqlens_q,
-                keys,
-                out_ref,
-                lse_ref,
-                options,
-            )?;
-        }
-        Some(Choice::Kernel(kernel)) => {
-            attention_with(
-                launcher,
-                kernel,
-                q,
-                &cu_seqlens_q,
-                keys,
-                out_ref,
-                lse_ref,
-                options,
-            )?;
+        Some(choice) => {
+            let starts = &cu_seqlens_q;
+            attention_with(launcher, choice, q, starts, keys, out_ref, lse_ref, options)?
         }
     }
     Ok((out.read(launcher), lse.read(launcher)))

@@ -3,10 +3,11 @@
 //! The planner chooses one of them; here each has to be right on its own.
 
 use burn_paged_kernels::{
-    AttentionKernel, AttentionOptions, DecodeTile, HopperTile, KernelError, Launcher,
+    AttentionChoice, AttentionKernel, AttentionOptions, DecodeTile, HopperTile, KernelError,
+    Launcher,
 };
 
-use super::host::{Attended, Blocks, Choice, Heads, HostBatch, try_packed, try_paged};
+use super::host::{Attended, Blocks, Heads, HostBatch, try_packed, try_paged};
 use crate::arith::{Arith, Dtype};
 use crate::compare::{assert_close, assert_same};
 use crate::place::{Layout, launcher};
@@ -138,7 +139,7 @@ fn every_kernel_agrees_with_plain_loops_in_bf16() {
 }
 
 /// Every way of the kernels for Hopper: for one dtype and the usual heads, because each takes a second to compile.
-fn other_tiles(launcher: &Launcher, dtype: Dtype, case: &Case) -> Vec<Choice> {
+fn other_tiles(launcher: &Launcher, dtype: Dtype, case: &Case) -> Vec<AttentionChoice> {
     let usual = [64, 128].contains(&case.heads.head_dim);
     if !launcher.facts().hopper || dtype != Dtype::Bf16 || !usual {
         return Vec::new();
@@ -146,13 +147,13 @@ fn other_tiles(launcher: &Launcher, dtype: Dtype, case: &Case) -> Vec<Choice> {
     let plain = case.window.is_none() && case.softcap.is_none() && case.fixed_split.is_none();
     if case.lens == DECODE && case.block_size >= 16 && plain {
         let tiles = DecodeTile::all(case.heads.head_dim).into_iter();
-        return tiles.map(Choice::Dealt).collect();
+        return tiles.map(AttentionChoice::Decode).collect();
     }
     if case.lens != LONG {
         return Vec::new();
     }
     let tiles = HopperTile::all(case.heads.head_dim).into_iter();
-    tiles.map(Choice::Tile).collect()
+    tiles.map(AttentionChoice::Prefill).collect()
 }
 
 fn run_cases(dtype: Dtype) {
@@ -182,7 +183,10 @@ fn run_cases(dtype: Dtype) {
             let result = try_paged(&launcher, some, &batch, layout, &blocks, poison, &options);
             (kernel, "paged", result)
         };
-        let kernels = AttentionKernel::ALL.iter().copied().map(Choice::Kernel);
+        let kernels = AttentionKernel::ALL
+            .iter()
+            .copied()
+            .map(AttentionChoice::Kernel);
         let tiles = other_tiles(&launcher, dtype, case);
         let results = kernels
             .flat_map(|kernel| [packed(kernel), paged(kernel)])
@@ -287,7 +291,7 @@ fn keys_without_a_block_are_left_out_by_every_kernel() {
         for kernel in tiled(&launcher) {
             let got = try_paged(
                 &launcher,
-                Some(Choice::Kernel(kernel)),
+                Some(AttentionChoice::Kernel(kernel)),
                 &whole,
                 Layout::Dense,
                 &broken,
