@@ -7,6 +7,7 @@ Each file is one of, in any order, told apart by what is in it:
   - a report of the benches `attention`, `cache`, `layer` and `llama` (`--json`): has a header
   - results of a peers' script: has rows of `anchor`, and the name of the script
   - ceilings that the peers measured: has `copy_gbps`
+Where the ops of a model's prompt were all timed, a table adds them up beside the step.
 Writes DIR/report.md and DIR/GROUP.svg; needs nothing but Python.
 
 A ratio is only formed between rows of one case, dtype and block size on one device: the peers' device must be named in
@@ -69,6 +70,8 @@ def case_of(raw):
 class Results:
     def __init__(self):
         self.rows, self.headers, self.ceilings, self.missing = [], [], None, []
+        # Rows of ours as they were read.
+        self.raw = []
 
     def read(self, path):
         with open(path) as f:
@@ -86,6 +89,7 @@ class Results:
         header = data["header"]
         self.headers.append(header)
         devices = {d["name"]: d.get("description", "") for d in header.get("devices", [])}
+        self.raw += data["rows"]
         for raw in data["rows"]:
             who = " ".join(x for x in (raw["device"], raw.get("layout") or raw.get("by"), "" if raw["dtype"] == PEER_DTYPE else raw["dtype"]) if x)
             self.take(Row(group_of(raw), case_of(raw), who, True, raw, raw["device"], devices.get(raw["device"], "")))
@@ -190,6 +194,8 @@ def markdown(results, title):
     out += ["", "Columns hold rates; `!`: the result was wrong; `h`: as fast as the host queues. `ratio` is the time of the best peer over ours: above 1, ours is faster.", ""]
     for name in results.groups():
         out += table(results, Group(results, name)) + [""]
+    for step in steps(results):
+        out += step.table(results) + [""]
     if results.missing:
         counts = {}
         for m in results.missing:
@@ -219,6 +225,57 @@ def table(results, g):
                 reasons.append(why)
         lines.append("| " + " | ".join(cells) + " |")
     return lines + [""] * bool(reasons) + [f"No ratio: {why}." for why in reasons]
+
+
+class Step:
+    """A prompt's step of a model, and the ops that it launches."""
+
+    def __init__(self, raw, layers):
+        self.raw, self.layers = raw, layers
+        rows = raw["batch"] * raw["tokens"]
+        each = lambda op: (op, layers, dict(case=f"{op} rows={rows}"))
+        layer = lambda op, count: (op, count, dict(op=op, case=f"rows={rows}"))
+        # The first norm has nothing to add; the last one belongs to no layer.
+        self.parts = [layer("rms_norm", 1), layer("add_rms_norm", 2 * layers), each("qkv"), layer("rotary_and_store", layers)]
+        self.parts.append(("attention", layers, dict(kind="prefill", layout="paged", case=f"{raw['batch']}x{raw['tokens']}")))
+        self.parts += [each("o"), each("gate_up+silu"), each("down"), ("lm_head", 1, dict(case=f"lm_head rows={raw['batch']}"))]
+
+    def find(self, results, wanted):
+        keys = dict(wanted, head=self.raw["model"], device=self.raw["device"], dtype=self.raw["dtype"])
+        rows = [r for r in results.raw if r.get("us") and all(r.get(key) == value for key, value in keys.items())]
+        return min(rows, key=lambda r: r["us"], default=None)
+
+    def table(self, results):
+        """Without a row for one of the ops, nothing."""
+        top = results.ceilings or {}
+        found = [(op, count, self.find(results, wanted)) for op, count, wanted in self.parts]
+        if any(r is None for _, _, r in found) or not top.get("matmul_tflops"):
+            return []
+        lines, total, rest, floors = [], 0.0, 0.0, 0.0
+        for op, count, r in found:
+            floor = max(r["flops"] / top["matmul_tflops"] / 1e6, r["bytes"] / top["copy_gbps"] / 1e3)
+            total += count * r["us"]
+            if op != "attention":
+                rest, floors = rest + count * r["us"], floors + count * floor
+            lines.append(f"| {op} | {count} | {number(r['us'])} | {number(count * r['us'])} | {number(floor)} | {100 * floor / r['us']:.0f}% |")
+        step = self.raw["ms"] * 1e3
+        head = [f"## {case_of(self.raw)}, op by op: microseconds", "", "| op | times | us | all | floor | of floor |", "|" + "---|" * 6]
+        lines.append(f"| all but attention | | | {number(rest)} | {number(floors)} | {100 * floors / rest:.0f}% |")
+        lines.append(f"| sum, beside the step's {number(step)} | | | {number(total)} | | |")
+        return head + lines
+
+
+def steps(results):
+    """The prompts of ours, by the faster of engine and bare model."""
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "shapes.json")) as f:
+        layers = {m["name"]: m["layers"] for m in json.load(f)["llama"]["models"]}
+    best = {}
+    for raw in results.raw:
+        if raw.get("model") in layers and raw["kind"] == "prefill" and raw.get("ms"):
+            key = (case_of(raw), raw["device"], raw["dtype"])
+            if key not in best or raw["ms"] < best[key]["ms"]:
+                best[key] = raw
+    return [Step(raw, layers[raw["model"]]) for raw in best.values()]
 
 
 def file_name(group):

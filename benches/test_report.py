@@ -132,6 +132,25 @@ class Report(unittest.TestCase):
         self.assertNotIn("Not measured", text)
         self.assertEqual(files, ["model-decode.svg", "model-prefill.svg", "report.md"])
 
+    def test_ops_of_a_prompt_are_added_up(self):
+        step = dict(our_model_row(ms=60.0, tokens_per_s=1.0), kind="prefill", tokens=1024)
+        del step["context"]
+        rows = []
+        # Each op takes 100 us, twice its floor: 200 MB at 4 TB/s, or 40 GFLOP at 800 TFLOP/s.
+        for op in ("qkv", "o", "gate_up+silu", "down"):
+            rows.append(our_row(kind="linear_many_rows", op=op, case=f"{op} rows=8192", layout="", us=100.0, flops=4e10, bytes=0.0))
+        for op in ("rms_norm", "add_rms_norm", "rotary_and_store"):
+            rows.append(our_row(kind="layer", op=op, case="rows=8192", layout="", us=100.0, flops=0.0, bytes=2e8))
+        rows.append(our_row(kind="linear", op="lm_head", case="lm_head rows=8", layout="", us=100.0, flops=0.0, bytes=2e8))
+        text, _ = self.run_on(CEILINGS, ours([step, *rows]))
+        self.assertNotIn("op by op", text)
+        rows.append(our_row(kind="prefill", case="8x1024", us=200.0, flops=4e10, bytes=0.0))
+        text, _ = self.run_on(CEILINGS, ours([step, *rows]))
+        self.assertIn("## llama3-8b 8x1024, op by op", text)
+        self.assertEqual(self.line(text, "attention")[-5:], ["32", "200", "6400", "50.0", "25%"])
+        self.assertEqual(self.line(text, "all but attention")[-3:], ["22600", "11300", "50%"])
+        self.assertEqual(self.line(text, "sum, beside the step's 60000")[-3:], ["29000", "", ""])
+
     def test_a_file_of_another_kind_is_refused(self):
         with self.assertRaisesRegex(ValueError, "neither"):
             self.run_on({"rows": []})

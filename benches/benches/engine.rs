@@ -254,7 +254,7 @@ fn device(name: &str) -> Result<Device, String> {
         #[cfg(feature = "cpu")]
         "cpu" => Ok(Device::cpu()),
         #[cfg(feature = "cuda")]
-        "cuda" => Ok(Device::cuda(0)),
+        "cuda" | "cuda-hopper" => Ok(Device::cuda(0)),
         _ => Err(format!("device {name} is not compiled in")),
     }
 }

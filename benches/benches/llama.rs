@@ -10,7 +10,7 @@ use std::str::FromStr;
 use std::time::Instant;
 
 use burn::tensor::Device;
-use burn_paged_benches::kernel::{Model, ModelCase, Shapes, Sizes, Target, header};
+use burn_paged_benches::kernel::{Model, ModelCase, Shapes, Sizes, Target, compiled_name, header};
 use burn_paged_benches::llama::{
     self, Bare, Ceilings, Cost, DecodePlan, EngineRun, Kind, ModelReport, ModelRow, ModelSizes,
     StepSeconds,
@@ -120,7 +120,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut report = ModelReport::default();
     let mut devices = Vec::new();
     for name in &args.device {
-        devices.push(bench_device(&args, name, &mut report)?);
+        devices.push(bench_device(&args, compiled_name(name), &mut report)?);
     }
     report.header = header("llama", &args.commit, &devices);
     println!("{report}");
@@ -141,7 +141,7 @@ fn open(name: &str) -> Result<Device, String> {
         #[cfg(feature = "cpu")]
         "cpu" => Ok(Device::cpu()),
         #[cfg(feature = "cuda")]
-        "cuda" => Ok(Device::cuda(0)),
+        "cuda" | "cuda-hopper" => Ok(Device::cuda(0)),
         _ => Err(format!("device {name} is not compiled in")),
     }
 }

@@ -29,8 +29,16 @@ pub enum Target {
     Flex(burn::tensor::Device),
 }
 
+/// What reports call a device: CUDA has two compilers, of which a program links one, and rows of both may meet in a table.
+pub fn compiled_name(name: &str) -> &str {
+    match name {
+        "cuda" if cfg!(feature = "cuda-hopper") => "cuda-hopper",
+        name => name,
+    }
+}
+
 impl Target {
-    /// The target that `name` stands for: cpu, cuda, vulkan, metal, wgpu, rocm or flex.
+    /// The target that `name` stands for: cpu, cuda, cuda-hopper, vulkan, metal, wgpu, rocm or flex.
     ///
     /// # Errors
     /// If there is none of that name, this build does not link its runtime, or the machine has no such device.
@@ -74,19 +82,23 @@ impl CubeDevice {
         let device = match name {
             "cpu" => cubecl::Device::cpu(),
             "cuda" => cubecl::Device::cuda(0),
+            "cuda-hopper" if cfg!(feature = "cuda-hopper") => cubecl::Device::cuda(0),
+            "cuda-hopper" => {
+                return Err("cuda-hopper needs the feature cuda-hopper".into());
+            }
             "rocm" => cubecl::Device::rocm(0),
             "vulkan" => cubecl::Device::vulkan(kind()),
             "metal" => cubecl::Device::metal_msl(kind()),
             "wgpu" => cubecl::Device::wgpu(kind()),
             other => {
                 return Err(format!(
-                    "no device {other:?}; devices: cpu, cuda, rocm, vulkan, metal, wgpu, flex"
+                    "no device {other:?}; devices: cpu, cuda, cuda-hopper, rocm, vulkan, metal, wgpu, flex"
                 ));
             }
         };
         let device = device.map_err(|error| format!("{name}: {error}"))?;
         Ok(Self {
-            name: name.to_owned(),
+            name: compiled_name(name).to_owned(),
             launcher: Launcher::new(device.client()),
         })
     }
@@ -108,7 +120,7 @@ impl CubeDevice {
 
     /// Whether launches can be recorded and replayed as one.
     pub fn has_graphs(&self) -> bool {
-        matches!(self.name.as_str(), "cuda" | "rocm")
+        matches!(self.name.as_str(), "cuda" | "cuda-hopper" | "rocm")
     }
 
     fn description(&self) -> String {

@@ -23,7 +23,7 @@ mod timing;
 mod values;
 
 pub use args::KernelArgs;
-pub use device::{CubeDevice, Target, ints};
+pub use device::{CubeDevice, Target, compiled_name, ints};
 pub use dtype::Dtype;
 pub use rows::{Bound, CaseName, KernelReport, KernelRow};
 pub use session::{Session, Work, header};

@@ -7,7 +7,8 @@ use burn_paged_kernels::TensorRef;
 use serde_json::{Map, Value, json};
 
 use super::{
-    Bound, CaseName, KernelArgs, KernelReport, KernelRow, Shapes, Sizes, Target, Times, timing,
+    Bound, CaseName, KernelArgs, KernelReport, KernelRow, Shapes, Sizes, Target, Times,
+    compiled_name, timing,
 };
 
 /// Bytes that inputs must pass, so that no cache keeps them from one launch to its turn again: the 60 MB that an H200
@@ -72,7 +73,7 @@ impl Session {
         };
         for name in session.args.device.clone() {
             let target = Target::open(&name)?;
-            session.enter(&name, &target);
+            session.enter(compiled_name(&name), &target);
             let sizes = session.args.sizes(target.is_cpu());
             let shapes = session.shapes(sizes)?;
             cases(&mut session, &target, &shapes)?;
