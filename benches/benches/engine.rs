@@ -15,7 +15,7 @@ use burn_paged_benches::kernel::{Shapes, Sizes};
 use burn_paged_benches::{keep_compiled_kernels, median};
 use burn_paged_checkpoint::Checkpoint;
 use burn_paged_engine::{
-    CacheSize, DecodeConfig, DecodeGraphs, Engine, EngineConfig, EngineMetrics, Request,
+    CacheSize, DecodeConfig, DecodeGraphs, Engine, EngineConfig, EngineMetrics, KvDType, Request,
     SamplingParams, StepTimes, StopConditions,
 };
 use burn_paged_model::{CausalLm, LoadOptions, ModelDType, RandomWeights, load_model};
@@ -37,6 +37,9 @@ struct Args {
     /// Type of weights and cache: auto, f32, f16, bf16.
     #[arg(long, default_value_t)]
     dtype: ModelDType,
+    /// Type of the cache: auto, fp8.
+    #[arg(long, default_value_t)]
+    kv_dtype: KvDType,
     /// How decodes run.
     #[arg(long, value_enum, default_value_t = Graphs::On)]
     graphs: Graphs,
@@ -215,6 +218,7 @@ fn engine(args: &Args) -> Result<Engine, Box<dyn std::error::Error>> {
     let config = EngineConfig {
         block_size: args.block_size,
         cache_size: CacheSize::Tokens(cache_tokens),
+        kv_dtype: args.kv_dtype,
         max_num_seqs: args.seats,
         max_num_batched_tokens: args.budget,
         max_model_len: Some(max_model_len),

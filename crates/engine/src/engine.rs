@@ -116,7 +116,8 @@ impl Engine {
         };
         let scheduler = Scheduler::new(&limits, BlockManager::new(blocks)?);
         let geometry = geometry(spec, num_blocks, block_size);
-        let cache = PagedKvCache::new(spec.num_layers, geometry, spec.dtype, &spec.device)?;
+        let kv_dtype = config.kv_dtype.of(spec);
+        let cache = PagedKvCache::new(spec.num_layers, geometry, kv_dtype, &spec.device)?;
         if limits.max_model_len > limits.num_slots() {
             log::warn!(
                 "the cache holds {} tokens, fewer than the context of {}: longer answers end early",

@@ -55,7 +55,9 @@ pub mod testing;
 mod text;
 
 pub use burn_paged_kv_cache::{CacheKey, CacheStats};
-pub use config::{CacheSize, DecodeConfig, DecodeGraphs, EngineConfig, EngineLimits};
+pub use config::{
+    CacheSize, DecodeConfig, DecodeGraphs, EngineConfig, EngineLimits, KvDType, UnknownKvDType,
+};
 pub use engine::Engine;
 pub use error::{ConfigError, EngineError, GenerationError, RequestError};
 pub use metrics::{EngineMetrics, SequenceSummary, StepSummary, StepTimes};

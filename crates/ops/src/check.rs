@@ -39,6 +39,15 @@ pub(crate) fn same_device<const A: usize, const B: usize>(
     );
 }
 
+pub(crate) fn on_device(op: &str, cache: &LayerKv, tensor: (&str, &Tensor<3>)) {
+    let (left, right) = (cache.device(), tensor.1.device());
+    assert!(
+        left == right,
+        "{op}: cache is on {left:?}, {} is on {right:?}",
+        tensor.0
+    );
+}
+
 pub(crate) fn index_tensor<const D: usize>(
     op: &str,
     name: &str,
@@ -117,10 +126,10 @@ pub(crate) fn store(
     same_dtype(op, ("cache", cache.dtype()), ("k", k.dtype()));
     same_dtype(op, ("cache", cache.dtype()), ("v", v.dtype()));
     float_dtype(op, "cache", cache.dtype());
-    same_device(op, ("cache", cache.k()), ("k", k));
-    same_device(op, ("cache", cache.k()), ("v", v));
+    on_device(op, cache, ("k", k));
+    on_device(op, cache, ("v", v));
     assert!(
-        cache.k().can_mut() && cache.v().can_mut(),
+        cache.can_mut(),
         "{op}: the cache is shared: a second handle (a clone or a view of K or V) is alive, and writing would copy \
          all {} slots",
         cache.geometry().num_slots()

@@ -34,6 +34,7 @@
 mod backends;
 mod capture;
 mod check;
+mod e4m3;
 mod functions;
 mod ops;
 pub mod reference;

@@ -9,8 +9,9 @@ use burn::tensor::Shape;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use crate::{
-    AttentionMetadata, AttentionOptions, AttentionOutput, CuSeqlens, LayerKv, RotaryTable,
-    SAMPLING_WORDS, SamplingOptions, SlotMapping, types::ArrivingIds,
+    AttentionMetadata, AttentionOptions, AttentionOutput, CacheScales, CuSeqlens, LayerKv,
+    RotaryTable, SAMPLING_WORDS, SamplingOptions, SlotMapping,
+    types::{ArrivingIds, KvTensors},
 };
 
 /// Who computes the ops on a device.
@@ -52,6 +53,12 @@ mod results {
         )
     }
 
+    /// Values of `dtype` read out of a cache of codes.
+    pub(super) fn unpacked(codes: &TensorSpec, num_keys: usize, dtype: DType) -> TensorSpec {
+        let shape = Shape::new([num_keys, codes.shape[2], codes.shape[3]]);
+        TensorSpec::new(shape, dtype)
+    }
+
     /// One number per token and head.
     pub(super) fn log_sum_exp(q: &TensorSpec) -> TensorSpec {
         TensorSpec::new(Shape::new([q.shape[0], q.shape[1]]), DType::F32)
@@ -76,7 +83,7 @@ mod results {
 }
 
 #[cfg(all(feature = "cube", feature = "fusion"))]
-use results::{gated_product_of, half_of, ids, log_sum_exp, packed, product_of};
+use results::{gated_product_of, half_of, ids, log_sum_exp, packed, product_of, unpacked};
 
 /// The ops that a backend computes itself. Arguments are checked by the public functions before.
 ///
@@ -134,6 +141,56 @@ pub trait InferenceOps: Backend {
         options: AttentionOptions,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
+    /// [`store_kv`](Self::store_kv) into a cache of e4m3 codes; the scales are `[num_kv_heads]` f32.
+    #[fusion(meta = |_k, _v, k_codes, v_codes, _k_scales, _v_scales, _slots| (
+        k_codes.clone(),
+        v_codes.clone(),
+    ))]
+    fn store_kv_e4m3(
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        k_codes: IntTensor<Self>,
+        v_codes: IntTensor<Self>,
+        k_scales: FloatTensor<Self>,
+        v_scales: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+    ) -> (IntTensor<Self>, IntTensor<Self>);
+
+    /// [`gather_kv`](Self::gather_kv) from a cache of e4m3 codes, into `dtype`.
+    #[fusion(meta = |k_codes, v_codes, _k_scales, _v_scales, _table, _cu_k, num_keys, dtype| (
+        unpacked(k_codes, *num_keys, *dtype),
+        unpacked(v_codes, *num_keys, *dtype),
+    ))]
+    #[allow(clippy::too_many_arguments)] // As below.
+    fn gather_kv_e4m3(
+        k_codes: &IntTensor<Self>,
+        v_codes: &IntTensor<Self>,
+        k_scales: FloatTensor<Self>,
+        v_scales: FloatTensor<Self>,
+        block_table: IntTensor<Self>,
+        cu_seqlens_k: IntTensor<Self>,
+        num_keys: usize,
+        dtype: DType,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// [`paged_attention`](Self::paged_attention) over a cache of e4m3 codes.
+    #[fusion(meta = |q, _k, _v, _k_scales, _v_scales, _table, _cu_q, _lens, _options| (
+        q.clone(),
+        log_sum_exp(q),
+    ))]
+    #[allow(clippy::too_many_arguments)] // As below.
+    fn paged_attention_e4m3(
+        q: FloatTensor<Self>,
+        k_codes: &IntTensor<Self>,
+        v_codes: &IntTensor<Self>,
+        k_scales: FloatTensor<Self>,
+        v_scales: FloatTensor<Self>,
+        block_table: IntTensor<Self>,
+        cu_seqlens_q: IntTensor<Self>,
+        seq_lens: IntTensor<Self>,
+        options: AttentionOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
     /// See [`merge_attention`](crate::merge_attention); gives the output and the log-sum-exp.
     #[fusion(meta = |a_out, a_lse, _b_out, _b_lse| (a_out.clone(), a_lse.clone()))]
     fn merge_attention(
@@ -184,6 +241,26 @@ pub trait InferenceOps: Backend {
         slots: IntTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
+    /// [`rotary_and_store`](Self::rotary_and_store) into a cache of e4m3 codes.
+    #[fusion(meta = |q, _k, _v, _positions, _table, k_codes, v_codes, _k_scales, _v_scales, _slots| (
+        q.clone(),
+        k_codes.clone(),
+        v_codes.clone(),
+    ))]
+    #[allow(clippy::too_many_arguments)] // As above.
+    fn rotary_and_store_e4m3(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        table: FloatTensor<Self>,
+        k_codes: IntTensor<Self>,
+        v_codes: IntTensor<Self>,
+        k_scales: FloatTensor<Self>,
+        v_scales: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+    ) -> (FloatTensor<Self>, IntTensor<Self>, IntTensor<Self>);
+
     /// See [`silu_and_mul`](crate::silu_and_mul).
     #[fusion(dtype = x, shape = half_of(x))]
     fn silu_and_mul(x: FloatTensor<Self>) -> FloatTensor<Self>;
@@ -226,31 +303,50 @@ pub trait InferenceOps: Backend {
 pub(crate) fn store_kv(
     k: Tensor<3>,
     v: Tensor<3>,
-    k_cache: Tensor<4>,
-    v_cache: Tensor<4>,
+    tensors: KvTensors,
     slots: &SlotMapping,
-) -> (Tensor<4>, Tensor<4>) {
-    let (k_cache, v_cache) = Dispatch::store_kv(
-        k.into_dispatch(),
-        v.into_dispatch(),
-        k_cache.into_dispatch(),
-        v_cache.into_dispatch(),
-        slots.tensor().clone().into_dispatch(),
-    );
-    (
-        Tensor::from_dispatch(k_cache),
-        Tensor::from_dispatch(v_cache),
-    )
+) -> KvTensors {
+    let (k, v) = (k.into_dispatch(), v.into_dispatch());
+    let slots = slots.tensor().clone().into_dispatch();
+    match tensors {
+        KvTensors::Float(k_cache, v_cache) => {
+            let caches = (k_cache.into_dispatch(), v_cache.into_dispatch());
+            let (k, v) = Dispatch::store_kv(k, v, caches.0, caches.1, slots);
+            KvTensors::Float(Tensor::from_dispatch(k), Tensor::from_dispatch(v))
+        }
+        KvTensors::Codes(k_codes, v_codes, scales) => {
+            let codes = (k_codes.into_dispatch(), v_codes.into_dispatch());
+            let of = scale_tensors(&scales);
+            let (k, v) = Dispatch::store_kv_e4m3(k, v, codes.0, codes.1, of.0, of.1, slots);
+            KvTensors::Codes(Tensor::from_dispatch(k), Tensor::from_dispatch(v), scales)
+        }
+    }
+}
+
+fn scale_tensors(scales: &CacheScales) -> (FloatTensor<Dispatch>, FloatTensor<Dispatch>) {
+    let CacheScales { k, v } = scales.clone();
+    (k.into_dispatch(), v.into_dispatch())
 }
 
 pub(crate) fn gather_kv(cache: &LayerKv, metadata: &AttentionMetadata) -> (Tensor<3>, Tensor<3>) {
-    let (k, v) = Dispatch::gather_kv(
-        &cache.k().clone().into_dispatch(),
-        &cache.v().clone().into_dispatch(),
-        metadata.block_table().tensor().clone().into_dispatch(),
-        metadata.cu_seqlens_k().tensor().clone().into_dispatch(),
-        metadata.cu_seqlens_k().total(),
+    let table = metadata.block_table().tensor().clone().into_dispatch();
+    let cu_seqlens_k = metadata.cu_seqlens_k();
+    let (num_keys, cu_seqlens_k) = (
+        cu_seqlens_k.total(),
+        cu_seqlens_k.tensor().clone().into_dispatch(),
     );
+    let (k, v) = match cache.tensors() {
+        KvTensors::Float(k, v) => {
+            let (k, v) = (k.clone().into_dispatch(), v.clone().into_dispatch());
+            Dispatch::gather_kv(&k, &v, table, cu_seqlens_k, num_keys)
+        }
+        KvTensors::Codes(k, v, scales) => {
+            let (k, v) = (k.clone().into_dispatch(), v.clone().into_dispatch());
+            let of = scale_tensors(scales);
+            let dtype = cache.dtype();
+            Dispatch::gather_kv_e4m3(&k, &v, of.0, of.1, table, cu_seqlens_k, num_keys, dtype)
+        }
+    };
     (Tensor::from_dispatch(k), Tensor::from_dispatch(v))
 }
 
@@ -282,15 +378,31 @@ pub(crate) fn paged_attention(
     metadata: &AttentionMetadata,
     options: AttentionOptions,
 ) -> AttentionOutput {
-    let (out, lse) = Dispatch::paged_attention(
-        q.into_dispatch(),
-        &cache.k().clone().into_dispatch(),
-        &cache.v().clone().into_dispatch(),
-        metadata.block_table().tensor().clone().into_dispatch(),
-        metadata.cu_seqlens_q().tensor().clone().into_dispatch(),
-        metadata.seq_lens().tensor().clone().into_dispatch(),
-        options,
-    );
+    let q = q.into_dispatch();
+    let table = metadata.block_table().tensor().clone().into_dispatch();
+    let cu_seqlens_q = metadata.cu_seqlens_q().tensor().clone().into_dispatch();
+    let seq_lens = metadata.seq_lens().tensor().clone().into_dispatch();
+    let (out, lse) = match cache.tensors() {
+        KvTensors::Float(k, v) => {
+            let (k, v) = (k.clone().into_dispatch(), v.clone().into_dispatch());
+            Dispatch::paged_attention(q, &k, &v, table, cu_seqlens_q, seq_lens, options)
+        }
+        KvTensors::Codes(k, v, scales) => {
+            let (k, v) = (k.clone().into_dispatch(), v.clone().into_dispatch());
+            let of = scale_tensors(scales);
+            Dispatch::paged_attention_e4m3(
+                q,
+                &k,
+                &v,
+                of.0,
+                of.1,
+                table,
+                cu_seqlens_q,
+                seq_lens,
+                options,
+            )
+        }
+    };
     AttentionOutput {
         out: Tensor::from_dispatch(out),
         lse: Tensor::from_dispatch(lse),
@@ -348,32 +460,37 @@ pub(crate) fn rotary(
     (Tensor::from_dispatch(q), Tensor::from_dispatch(k))
 }
 
-#[allow(clippy::too_many_arguments)] // As the trait method.
 pub(crate) fn rotary_and_store(
     q: Tensor<3>,
     k: Tensor<3>,
     v: Tensor<3>,
     positions: &Tensor<1, Int>,
     table: &RotaryTable,
-    k_cache: Tensor<4>,
-    v_cache: Tensor<4>,
+    tensors: KvTensors,
     slots: &SlotMapping,
-) -> (Tensor<3>, Tensor<4>, Tensor<4>) {
-    let (q, k_cache, v_cache) = Dispatch::rotary_and_store(
-        q.into_dispatch(),
-        k.into_dispatch(),
-        v.into_dispatch(),
-        positions.clone().into_dispatch(),
-        table.tensor().clone().into_dispatch(),
-        k_cache.into_dispatch(),
-        v_cache.into_dispatch(),
-        slots.tensor().clone().into_dispatch(),
-    );
-    (
-        Tensor::from_dispatch(q),
-        Tensor::from_dispatch(k_cache),
-        Tensor::from_dispatch(v_cache),
-    )
+) -> (Tensor<3>, KvTensors) {
+    let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
+    let positions = positions.clone().into_dispatch();
+    let table = table.tensor().clone().into_dispatch();
+    let slots = slots.tensor().clone().into_dispatch();
+    match tensors {
+        KvTensors::Float(k_cache, v_cache) => {
+            let caches = (k_cache.into_dispatch(), v_cache.into_dispatch());
+            let (q, k, v) =
+                Dispatch::rotary_and_store(q, k, v, positions, table, caches.0, caches.1, slots);
+            let tensors = KvTensors::Float(Tensor::from_dispatch(k), Tensor::from_dispatch(v));
+            (Tensor::from_dispatch(q), tensors)
+        }
+        KvTensors::Codes(k_codes, v_codes, scales) => {
+            let codes = (k_codes.into_dispatch(), v_codes.into_dispatch());
+            let of = scale_tensors(&scales);
+            let (q, k, v) = Dispatch::rotary_and_store_e4m3(
+                q, k, v, positions, table, codes.0, codes.1, of.0, of.1, slots,
+            );
+            let (k, v) = (Tensor::from_dispatch(k), Tensor::from_dispatch(v));
+            (Tensor::from_dispatch(q), KvTensors::Codes(k, v, scales))
+        }
+    }
 }
 
 pub(crate) fn silu_and_mul(x: Tensor<2>) -> Tensor<2> {

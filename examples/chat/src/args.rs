@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use burn_paged_engine::KvDType;
 use burn_paged_model::ModelDType;
 use clap::Parser;
 
@@ -59,9 +60,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = DeviceChoice::FORMS, default_value = "flex")]
     pub(crate) device: DeviceChoice,
 
-    /// Type of weights, activations and cache; auto is f32 on the CPU, elsewhere as the model is stored
+    /// Type of weights, activations and, unless --kv-dtype says otherwise, cache; auto is f32 on the CPU, elsewhere as the model is stored
     #[arg(long, value_name = "f32|f16|bf16", default_value_t)]
     pub(crate) dtype: ModelDType,
+
+    /// Type of the KV cache; fp8 (e4m3) halves its bytes beside bf16, and loses some accuracy
+    #[arg(long, value_name = "auto|fp8", default_value_t)]
+    pub(crate) kv_dtype: KvDType,
 
     /// Most tokens of prompt and answer together; default: what the model supports, at most 8192
     #[arg(long, value_name = "N", value_parser = at_least_two)]
@@ -189,6 +194,7 @@ mod tests {
             fault(&["--dtype", "bf16", "--block-size", "1", "--max-tokens", "1"]),
             None
         );
+        assert_eq!(fault(&["--kv-dtype", "fp8"]), None);
     }
 
     #[test]
@@ -206,6 +212,7 @@ mod tests {
             (&["--context", "1"], "--context"),
             (&["--prompt", ""], "--prompt"),
             (&["--dtype", "f64"], "--dtype"),
+            (&["--kv-dtype", "fp4"], "--kv-dtype"),
             (&["--device", "tpu"], "--device"),
             (&["--device", "flex:1"], "--device"),
             (&["--top-k", "4"], "--top-k"),

@@ -53,11 +53,13 @@ impl Session {
             "architecture": spec.architecture,
             "device": args.device.to_string(),
             "dtype": spec.dtype.name(),
+            "kv_dtype": args.kv_dtype.to_string(),
             "context_tokens": context,
         });
         let config = EngineConfig {
             block_size: args.block_size,
             cache_size: CacheSize::Tokens(context),
+            kv_dtype: args.kv_dtype,
             max_num_seqs: 1,
             max_num_batched_tokens: TOKENS_PER_STEP,
             max_model_len: Some(context),

@@ -13,7 +13,7 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 use burn_paged_kernels::{
-    self as kernels, Epilogue, KernelError, Keys, Launcher, LinearPlan, LinearProblem,
+    self as kernels, Epilogue, KernelError, Keys, KvScales, Launcher, LinearPlan, LinearProblem,
     PartialAttention, TensorRef,
 };
 use cubecl::prelude::Client;
@@ -133,6 +133,142 @@ fn multiply(
     out
 }
 
+/// What the codes of a cache of e4m3 are multiplied with.
+struct Scales {
+    k: TensorRef,
+    v: TensorRef,
+}
+
+impl Scales {
+    fn new(k: CubeTensor, v: CubeTensor) -> Self {
+        let (k, v) = (tensor_ref(&flat(k)), tensor_ref(&flat(v)));
+        Self { k, v }
+    }
+
+    fn kernel(&self) -> KvScales<'_> {
+        let Self { k, v } = self;
+        KvScales { k, v }
+    }
+}
+
+/// Launches the store and gives the caches back.
+fn store(
+    k: CubeTensor,
+    v: CubeTensor,
+    k_cache: CubeTensor,
+    v_cache: CubeTensor,
+    scales: Option<Scales>,
+    slots: CubeTensor,
+) -> (CubeTensor, CubeTensor) {
+    assert_unique("store_kv", &k_cache);
+    assert_unique("store_kv", &v_cache);
+    let (k, v, slots) = (rows(k), rows(v), flat(slots));
+    launched(kernels::store_kv(
+        &launcher(&k),
+        &tensor_ref(&k),
+        &tensor_ref(&v),
+        &tensor_ref(&k_cache),
+        &tensor_ref(&v_cache),
+        scales.as_ref().map(Scales::kernel),
+        &tensor_ref(&slots),
+    ));
+    (k_cache, v_cache)
+}
+
+/// Launches the gather and gives keys and values in `dtype`.
+fn gather(
+    k_cache: &CubeTensor,
+    v_cache: &CubeTensor,
+    scales: Option<Scales>,
+    block_table: CubeTensor,
+    cu_seqlens_k: CubeTensor,
+    num_keys: usize,
+    dtype: DType,
+) -> (CubeTensor, CubeTensor) {
+    let cache_shape = k_cache.meta.shape();
+    let shape = Shape::new([num_keys, cache_shape[2], cache_shape[3]]);
+    let (table, cu_seqlens_k) = (flat(block_table), flat(cu_seqlens_k));
+    let k = output(k_cache, shape.clone(), dtype);
+    let v = output(v_cache, shape, dtype);
+    launched(kernels::gather_kv(
+        &launcher(k_cache),
+        &tensor_ref(k_cache),
+        &tensor_ref(v_cache),
+        scales.as_ref().map(Scales::kernel),
+        &tensor_ref(&table),
+        &tensor_ref(&cu_seqlens_k),
+        &tensor_ref(&k),
+        &tensor_ref(&v),
+    ));
+    (k, v)
+}
+
+/// Launches attention over a cache and gives the output and the log-sum-exp.
+#[allow(
+    clippy::too_many_arguments,
+    reason = "the tensors of two ops of the trait"
+)]
+fn attend_paged(
+    q: CubeTensor,
+    k_cache: &CubeTensor,
+    v_cache: &CubeTensor,
+    scales: Option<Scales>,
+    block_table: CubeTensor,
+    cu_seqlens_q: CubeTensor,
+    seq_lens: CubeTensor,
+    options: AttentionOptions,
+) -> (CubeTensor, CubeTensor) {
+    let (block_table, seq_lens) = (flat(block_table), flat(seq_lens));
+    let keys = Keys::Paged {
+        k_cache: &tensor_ref(k_cache),
+        v_cache: &tensor_ref(v_cache),
+        scales: scales.as_ref().map(Scales::kernel),
+        block_table: &tensor_ref(&block_table),
+        seq_lens: &tensor_ref(&seq_lens),
+    };
+    attend(q, cu_seqlens_q, keys, options)
+}
+
+/// Launches the rotation and the store; gives the rotated queries and the caches back.
+#[allow(
+    clippy::too_many_arguments,
+    reason = "the tensors of two ops of the trait"
+)]
+fn rotate_and_store(
+    q: CubeTensor,
+    k: CubeTensor,
+    v: CubeTensor,
+    positions: CubeTensor,
+    table: CubeTensor,
+    k_cache: CubeTensor,
+    v_cache: CubeTensor,
+    scales: Option<Scales>,
+    slots: CubeTensor,
+) -> (CubeTensor, CubeTensor, CubeTensor) {
+    assert_unique("rotary_and_store", &k_cache);
+    assert_unique("rotary_and_store", &v_cache);
+    let (q, k, v) = (rows(q), rows(k), rows(v));
+    let (positions, table, slots) = (flat(positions), flat(table), flat(slots));
+    let q_out = output(&q, q.meta.shape().clone(), q.dtype);
+    let rope = kernels::RotaryTable {
+        positions: &tensor_ref(&positions),
+        table: &tensor_ref(&table),
+    };
+    launched(kernels::rotary_and_store(
+        &launcher(&q),
+        &tensor_ref(&q),
+        &tensor_ref(&k),
+        &tensor_ref(&v),
+        rope,
+        &tensor_ref(&slots),
+        &tensor_ref(&q_out),
+        &tensor_ref(&k_cache),
+        &tensor_ref(&v_cache),
+        scales.as_ref().map(Scales::kernel),
+    ));
+    (q_out, k_cache, v_cache)
+}
+
 impl InferenceOps for CubeBackend {
     fn store_kv(
         k: FloatTensor<Self>,
@@ -141,18 +277,7 @@ impl InferenceOps for CubeBackend {
         v_cache: FloatTensor<Self>,
         slots: IntTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        assert_unique("store_kv", &k_cache);
-        assert_unique("store_kv", &v_cache);
-        let (k, v, slots) = (rows(k), rows(v), flat(slots));
-        launched(kernels::store_kv(
-            &launcher(&k),
-            &tensor_ref(&k),
-            &tensor_ref(&v),
-            &tensor_ref(&k_cache),
-            &tensor_ref(&v_cache),
-            &tensor_ref(&slots),
-        ));
-        (k_cache, v_cache)
+        store(k, v, k_cache, v_cache, None, slots)
     }
 
     fn gather_kv(
@@ -162,21 +287,16 @@ impl InferenceOps for CubeBackend {
         cu_seqlens_k: IntTensor<Self>,
         num_keys: usize,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let cache_shape = k_cache.meta.shape();
-        let shape = Shape::new([num_keys, cache_shape[2], cache_shape[3]]);
-        let (table, cu_seqlens_k) = (flat(block_table), flat(cu_seqlens_k));
-        let k = output(k_cache, shape.clone(), k_cache.dtype);
-        let v = output(v_cache, shape, v_cache.dtype);
-        launched(kernels::gather_kv(
-            &launcher(k_cache),
-            &tensor_ref(k_cache),
-            &tensor_ref(v_cache),
-            &tensor_ref(&table),
-            &tensor_ref(&cu_seqlens_k),
-            &tensor_ref(&k),
-            &tensor_ref(&v),
-        ));
-        (k, v)
+        let dtype = k_cache.dtype;
+        gather(
+            k_cache,
+            v_cache,
+            None,
+            block_table,
+            cu_seqlens_k,
+            num_keys,
+            dtype,
+        )
     }
 
     fn varlen_attention(
@@ -205,14 +325,75 @@ impl InferenceOps for CubeBackend {
         seq_lens: IntTensor<Self>,
         options: AttentionOptions,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let (block_table, seq_lens) = (flat(block_table), flat(seq_lens));
-        let keys = Keys::Paged {
-            k_cache: &tensor_ref(k_cache),
-            v_cache: &tensor_ref(v_cache),
-            block_table: &tensor_ref(&block_table),
-            seq_lens: &tensor_ref(&seq_lens),
-        };
-        attend(q, cu_seqlens_q, keys, options)
+        attend_paged(
+            q,
+            k_cache,
+            v_cache,
+            None,
+            block_table,
+            cu_seqlens_q,
+            seq_lens,
+            options,
+        )
+    }
+
+    fn store_kv_e4m3(
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        k_codes: IntTensor<Self>,
+        v_codes: IntTensor<Self>,
+        k_scales: FloatTensor<Self>,
+        v_scales: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+    ) -> (IntTensor<Self>, IntTensor<Self>) {
+        let scales = Scales::new(k_scales, v_scales);
+        store(k, v, k_codes, v_codes, Some(scales), slots)
+    }
+
+    fn gather_kv_e4m3(
+        k_codes: &IntTensor<Self>,
+        v_codes: &IntTensor<Self>,
+        k_scales: FloatTensor<Self>,
+        v_scales: FloatTensor<Self>,
+        block_table: IntTensor<Self>,
+        cu_seqlens_k: IntTensor<Self>,
+        num_keys: usize,
+        dtype: DType,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let scales = Some(Scales::new(k_scales, v_scales));
+        gather(
+            k_codes,
+            v_codes,
+            scales,
+            block_table,
+            cu_seqlens_k,
+            num_keys,
+            dtype,
+        )
+    }
+
+    fn paged_attention_e4m3(
+        q: FloatTensor<Self>,
+        k_codes: &IntTensor<Self>,
+        v_codes: &IntTensor<Self>,
+        k_scales: FloatTensor<Self>,
+        v_scales: FloatTensor<Self>,
+        block_table: IntTensor<Self>,
+        cu_seqlens_q: IntTensor<Self>,
+        seq_lens: IntTensor<Self>,
+        options: AttentionOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let scales = Some(Scales::new(k_scales, v_scales));
+        attend_paged(
+            q,
+            k_codes,
+            v_codes,
+            scales,
+            block_table,
+            cu_seqlens_q,
+            seq_lens,
+            options,
+        )
     }
 
     fn merge_attention(
@@ -315,27 +496,23 @@ impl InferenceOps for CubeBackend {
         v_cache: FloatTensor<Self>,
         slots: IntTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        assert_unique("rotary_and_store", &k_cache);
-        assert_unique("rotary_and_store", &v_cache);
-        let (q, k, v) = (rows(q), rows(k), rows(v));
-        let (positions, table, slots) = (flat(positions), flat(table), flat(slots));
-        let q_out = output(&q, q.meta.shape().clone(), q.dtype);
-        let rope = kernels::RotaryTable {
-            positions: &tensor_ref(&positions),
-            table: &tensor_ref(&table),
-        };
-        launched(kernels::rotary_and_store(
-            &launcher(&q),
-            &tensor_ref(&q),
-            &tensor_ref(&k),
-            &tensor_ref(&v),
-            rope,
-            &tensor_ref(&slots),
-            &tensor_ref(&q_out),
-            &tensor_ref(&k_cache),
-            &tensor_ref(&v_cache),
-        ));
-        (q_out, k_cache, v_cache)
+        rotate_and_store(q, k, v, positions, table, k_cache, v_cache, None, slots)
+    }
+
+    fn rotary_and_store_e4m3(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        table: FloatTensor<Self>,
+        k_codes: IntTensor<Self>,
+        v_codes: IntTensor<Self>,
+        k_scales: FloatTensor<Self>,
+        v_scales: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+    ) -> (FloatTensor<Self>, IntTensor<Self>, IntTensor<Self>) {
+        let scales = Some(Scales::new(k_scales, v_scales));
+        rotate_and_store(q, k, v, positions, table, k_codes, v_codes, scales, slots)
     }
 
     fn silu_and_mul(x: FloatTensor<Self>) -> FloatTensor<Self> {

@@ -147,7 +147,7 @@ pub fn paged_attention_with_lse(
     check::metadata(OP, metadata, geometry);
     check::float_dtype(OP, "q", q.dtype());
     check::same_dtype(OP, ("cache", cache.dtype()), ("q", q.dtype()));
-    check::same_device(OP, ("cache", cache.k()), ("q", &q));
+    check::on_device(OP, cache, ("q", &q));
     check::options(OP, &options);
     if num_tokens > 0 && ops::has_implementation(&q.device()) {
         return ops::paged_attention(q, cache, metadata, options);

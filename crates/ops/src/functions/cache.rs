@@ -9,7 +9,8 @@ use crate::{
 
 /// Writes the K and V of new tokens to their slots, in place.
 ///
-/// `cache[slot_mapping[t]] = (k[t], v[t])`; a token whose slot is negative or past the capacity is skipped.
+/// `cache[slot_mapping[t]] = (k[t], v[t])`; a token whose slot is negative or past the capacity is skipped. A cache of e4m3
+/// takes each value times the inverse of its head's scale, rounded to the nearest code, ties to even, saturated at 448.
 ///
 /// # Shapes
 /// - `k`, `v`: `[num_tokens, num_kv_heads, head_dim]`, dtype of the cache; any strides
@@ -25,9 +26,9 @@ pub fn store_kv(cache: &mut LayerKv, k: Tensor<3>, v: Tensor<3>, slots: &SlotMap
         return;
     }
     let device = k.device();
-    cache.update(|k_cache, v_cache| match ops::has_implementation(&device) {
-        true => ops::store_kv(k, v, k_cache, v_cache, slots),
-        false => reference::store_kv(k, v, k_cache, v_cache, slots),
+    cache.update(|tensors| match ops::has_implementation(&device) {
+        true => ops::store_kv(k, v, tensors, slots),
+        false => reference::store(k, v, tensors, slots),
     });
 }
 
@@ -58,15 +59,14 @@ pub fn rotary_and_store(
     let device = q.device();
     if !ops::has_implementation(&device) {
         let (q, k) = reference::rotary(q, k, positions, table);
-        cache.update(|k_cache, v_cache| reference::store_kv(k, v, k_cache, v_cache, slots));
+        cache.update(|tensors| reference::store(k, v, tensors, slots));
         return q;
     }
     let mut rotated = None;
-    cache.update(|k_cache, v_cache| {
-        let (q, k_cache, v_cache) =
-            ops::rotary_and_store(q, k, v, positions, table, k_cache, v_cache, slots);
+    cache.update(|tensors| {
+        let (q, tensors) = ops::rotary_and_store(q, k, v, positions, table, tensors, slots);
         rotated = Some(q);
-        (k_cache, v_cache)
+        tensors
     });
     rotated.expect("update ran")
 }
@@ -84,7 +84,7 @@ pub fn gather_kv(cache: &LayerKv, metadata: &AttentionMetadata) -> (Tensor<3>, T
     check::metadata("gather_kv", metadata, cache.geometry());
     check::has_host_values("gather_kv", metadata);
     check::float_dtype("gather_kv", "cache", cache.dtype());
-    if metadata.cu_seqlens_k().total() > 0 && ops::has_implementation(&cache.k().device()) {
+    if metadata.cu_seqlens_k().total() > 0 && ops::has_implementation(&cache.device()) {
         return ops::gather_kv(cache, metadata);
     }
     reference::gather_kv(cache, metadata)

@@ -1,6 +1,6 @@
 //! The paged KV cache: one K and one V tensor per layer, with one owner.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 
 /// Sizes that all layers of a cache share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +60,88 @@ pub enum CacheError {
     },
 }
 
+/// What K and V of a cache are stored as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CacheDType {
+    /// As they come: f32, f16 or bf16.
+    Float(DType),
+    /// In 8 bits, of which four are exponent and three are mantissa (e4m3), times a scale for each key/value head. They come
+    /// and go in the dtype named here.
+    E4m3(DType),
+}
+
+impl CacheDType {
+    /// The dtype in which K and V come and go, which is that of queries and outputs.
+    pub fn float(self) -> DType {
+        match self {
+            Self::Float(dtype) | Self::E4m3(dtype) => dtype,
+        }
+    }
+
+    /// The dtype of the tensors of a cache: u8 for e4m3.
+    pub fn stored(self) -> DType {
+        match self {
+            Self::Float(dtype) => dtype,
+            Self::E4m3(_) => DType::U8,
+        }
+    }
+}
+
+impl From<DType> for CacheDType {
+    fn from(dtype: DType) -> Self {
+        Self::Float(dtype)
+    }
+}
+
+/// What an e4m3 code of a head is multiplied by: the number stored is the value over the scale, saturated at 448.
+///
+/// A scale that makes the largest values of a head some 100 to 400 loses least; 1 suits most models.
+#[derive(Debug, Clone)]
+pub struct CacheScales {
+    pub(crate) k: Tensor<1>,
+    pub(crate) v: Tensor<1>,
+}
+
+impl CacheScales {
+    /// Scales for K and V, each `[num_kv_heads]` f32.
+    ///
+    /// # Panics
+    /// If shapes, dtypes or devices disagree.
+    pub fn new(k: Tensor<1>, v: Tensor<1>) -> Self {
+        assert_eq!(k.dims(), v.dims(), "K and V must have as many scales");
+        assert_eq!(
+            (k.dtype(), v.dtype()),
+            (DType::F32, DType::F32),
+            "scales must be F32"
+        );
+        assert_eq!(k.device(), v.device(), "scales must be on one device");
+        Self { k, v }
+    }
+
+    /// Scales of 1.
+    pub fn ones(num_kv_heads: usize, device: &Device) -> Self {
+        let ones = || Tensor::ones([num_kv_heads], (device, DType::F32));
+        Self::new(ones(), ones())
+    }
+
+    /// The scales of K, `[num_kv_heads]`.
+    pub fn k(&self) -> &Tensor<1> {
+        &self.k
+    }
+
+    /// The scales of V, `[num_kv_heads]`.
+    pub fn v(&self) -> &Tensor<1> {
+        &self.v
+    }
+}
+
+/// The two tensors of a layer.
+#[derive(Debug)]
+pub(crate) enum KvTensors {
+    Float(Tensor<4>, Tensor<4>),
+    Codes(Tensor<4, Int>, Tensor<4, Int>, CacheScales),
+}
+
 /// K and V of one layer, each `[num_blocks, block_size, num_kv_heads, head_dim]`.
 ///
 /// This value is the only owner of both tensors while [`store_kv`](crate::store_kv) runs: a second handle (a clone, a
@@ -67,9 +149,10 @@ pub enum CacheError {
 #[derive(Debug)]
 pub struct LayerKv {
     /// K and V; `None` only while a store is under way, or after one was refused.
-    kv: Option<(Tensor<4>, Tensor<4>)>,
+    kv: Option<KvTensors>,
     geometry: CacheGeometry,
-    dtype: DType,
+    dtype: CacheDType,
+    device: Device,
 }
 
 impl LayerKv {
@@ -89,18 +172,40 @@ impl LayerKv {
             v.device(),
             "K and V of a layer must be on one device"
         );
-        let [num_blocks, block_size, num_kv_heads, head_dim] = k.dims();
-        let geometry = CacheGeometry {
-            num_blocks,
-            block_size,
-            num_kv_heads,
-            head_dim,
-        };
-        let dtype = k.dtype();
         Self {
-            kv: Some((k, v)),
+            geometry: geometry(k.dims()),
+            dtype: CacheDType::Float(k.dtype()),
+            device: k.device(),
+            kv: Some(KvTensors::Float(k, v)),
+        }
+    }
+
+    /// Takes over K and V as e4m3 codes in u8, whose values come and go in `dtype`.
+    ///
+    /// # Panics
+    /// If the shapes, dtypes or devices differ, or there is not a scale for each head.
+    pub fn e4m3(k: Tensor<4, Int>, v: Tensor<4, Int>, scales: CacheScales, dtype: DType) -> Self {
+        assert_eq!(k.dims(), v.dims(), "K and V of a layer must have one shape");
+        assert_eq!(
+            (k.dtype(), v.dtype()),
+            (DType::U8, DType::U8),
+            "codes of K and V must be U8"
+        );
+        assert!(
+            k.device() == v.device() && k.device() == scales.k.device(),
+            "K, V and their scales must be on one device"
+        );
+        let geometry = geometry(k.dims());
+        assert_eq!(
+            scales.k.dims(),
+            [geometry.num_kv_heads],
+            "K and V must have a scale for each head"
+        );
+        Self {
             geometry,
-            dtype,
+            dtype: CacheDType::E4m3(dtype),
+            device: k.device(),
+            kv: Some(KvTensors::Codes(k, v, scales)),
         }
     }
 
@@ -109,52 +214,98 @@ impl LayerKv {
         self.geometry
     }
 
-    /// The dtype of K and V.
+    /// The dtype in which K and V come and go.
     pub fn dtype(&self) -> DType {
+        self.dtype.float()
+    }
+
+    /// What K and V are stored as.
+    pub fn cache_dtype(&self) -> CacheDType {
         self.dtype
+    }
+
+    /// The device.
+    pub fn device(&self) -> Device {
+        self.device.clone()
     }
 
     /// The K tensor. A clone of it that lives on makes the next store panic.
     ///
     /// # Panics
-    /// If an earlier store on this layer was refused.
+    /// If an earlier store on this layer was refused, or K is stored as e4m3.
     pub fn k(&self) -> &Tensor<4> {
-        &self.kv().0
+        self.floats().0
     }
 
     /// The V tensor, as [`k`](Self::k).
     ///
     /// # Panics
-    /// If an earlier store on this layer was refused.
+    /// As [`k`](Self::k).
     pub fn v(&self) -> &Tensor<4> {
-        &self.kv().1
+        self.floats().1
+    }
+
+    /// The codes of K and V and their scales, if they are stored as e4m3. A clone of them that lives on makes the next store
+    /// panic.
+    ///
+    /// # Panics
+    /// If an earlier store on this layer was refused.
+    pub fn codes(&self) -> Option<(&Tensor<4, Int>, &Tensor<4, Int>, &CacheScales)> {
+        match self.tensors() {
+            KvTensors::Float(..) => None,
+            KvTensors::Codes(k, v, scales) => Some((k, v, scales)),
+        }
     }
 
     /// Gives the tensors back to the caller.
     ///
     /// # Panics
-    /// If an earlier store on this layer was refused.
+    /// As [`k`](Self::k).
     pub fn into_parts(self) -> (Tensor<4>, Tensor<4>) {
-        self.kv
-            .expect("the layer's cache was lost in a refused store")
+        match self.kv.expect(LOST) {
+            KvTensors::Float(k, v) => (k, v),
+            KvTensors::Codes(..) => panic!("{CODES}"),
+        }
     }
 
-    fn kv(&self) -> &(Tensor<4>, Tensor<4>) {
-        self.kv
-            .as_ref()
-            .expect("the layer's cache was lost in a refused store")
+    /// Whether nobody else holds the tensors, as far as can be seen here.
+    pub(crate) fn can_mut(&self) -> bool {
+        match self.tensors() {
+            KvTensors::Float(k, v) => k.can_mut() && v.can_mut(),
+            KvTensors::Codes(k, v, _) => k.can_mut() && v.can_mut(),
+        }
     }
 
-    /// Hands both tensors to `op` and keeps what it returns.
-    pub(crate) fn update(
-        &mut self,
-        op: impl FnOnce(Tensor<4>, Tensor<4>) -> (Tensor<4>, Tensor<4>),
-    ) {
-        let (k, v) = self
-            .kv
-            .take()
-            .expect("the layer's cache was lost in a refused store");
-        self.kv = Some(op(k, v));
+    pub(crate) fn tensors(&self) -> &KvTensors {
+        self.kv.as_ref().expect(LOST)
+    }
+
+    fn floats(&self) -> (&Tensor<4>, &Tensor<4>) {
+        match self.tensors() {
+            KvTensors::Float(k, v) => (k, v),
+            KvTensors::Codes(..) => panic!("{CODES}"),
+        }
+    }
+
+    /// Hands the tensors to `op` and keeps what it returns.
+    pub(crate) fn update(&mut self, op: impl FnOnce(KvTensors) -> KvTensors) {
+        let tensors = self.kv.take().expect(LOST);
+        self.kv = Some(op(tensors));
+    }
+}
+
+/// Why a layer has no tensors.
+const LOST: &str = "the layer's cache was lost in a refused store";
+
+/// Why a layer has no tensors of floats.
+const CODES: &str = "the layer's cache holds e4m3 codes; see `LayerKv::codes`";
+
+fn geometry([num_blocks, block_size, num_kv_heads, head_dim]: [usize; 4]) -> CacheGeometry {
+    CacheGeometry {
+        num_blocks,
+        block_size,
+        num_kv_heads,
+        head_dim,
     }
 }
 
@@ -163,20 +314,21 @@ impl LayerKv {
 pub struct PagedKvCache {
     layers: Vec<LayerKv>,
     geometry: CacheGeometry,
-    dtype: DType,
+    dtype: CacheDType,
 }
 
 impl PagedKvCache {
-    /// Allocates a cache of zeros, one K and one V tensor per layer.
+    /// Allocates a cache of zeros, one K and one V tensor per layer; e4m3 has scales of 1.
     ///
     /// # Errors
     /// [`CacheError`] if a size is zero, the slots cannot be numbered by i32, or the device lacks the dtype.
     pub fn new(
         num_layers: usize,
         geometry: CacheGeometry,
-        dtype: DType,
+        dtype: impl Into<CacheDType>,
         device: &Device,
     ) -> Result<Self, CacheError> {
+        let dtype = dtype.into();
         let sizes = [
             ("num_layers", num_layers),
             ("num_blocks", geometry.num_blocks),
@@ -199,19 +351,28 @@ impl PagedKvCache {
                 block_size,
             });
         }
-        if !device.supports_dtype(dtype) {
-            return Err(CacheError::UnsupportedDType {
-                device: format!("{device:?}"),
-                dtype,
-            });
+        for dtype in [dtype.float(), dtype.stored()] {
+            if !device.supports_dtype(dtype) {
+                return Err(CacheError::UnsupportedDType {
+                    device: format!("{device:?}"),
+                    dtype,
+                });
+            }
         }
-        let zeros = || Tensor::zeros(geometry.shape(), (device, dtype));
+        let layer = || match dtype {
+            CacheDType::Float(dtype) => {
+                let zeros = || Tensor::zeros(geometry.shape(), (device, dtype));
+                LayerKv::new(zeros(), zeros())
+            }
+            CacheDType::E4m3(dtype) => {
+                let zeros = || Tensor::zeros(geometry.shape(), (device, DType::U8));
+                let scales = CacheScales::ones(geometry.num_kv_heads, device);
+                LayerKv::e4m3(zeros(), zeros(), scales, dtype)
+            }
+        };
         // The cache lives as long as the engine: the persistent pool keeps it out of the way of a step's allocations.
-        let layers = device.memory_persistent_allocations((), |()| {
-            (0..num_layers)
-                .map(|_| LayerKv::new(zeros(), zeros()))
-                .collect()
-        });
+        let layers = device
+            .memory_persistent_allocations((), |()| (0..num_layers).map(|_| layer()).collect());
         Ok(Self {
             layers,
             geometry,
@@ -220,12 +381,16 @@ impl PagedKvCache {
     }
 
     /// Bytes of K and V that one block takes over all layers.
-    pub fn bytes_per_block(num_layers: usize, geometry: CacheGeometry, dtype: DType) -> usize {
+    pub fn bytes_per_block(
+        num_layers: usize,
+        geometry: CacheGeometry,
+        dtype: impl Into<CacheDType>,
+    ) -> usize {
         2 * num_layers
             * geometry.block_size
             * geometry.num_kv_heads
             * geometry.head_dim
-            * dtype.size()
+            * dtype.into().stored().size()
     }
 
     /// Number of layers.
@@ -238,8 +403,8 @@ impl PagedKvCache {
         self.geometry
     }
 
-    /// The dtype of all layers.
-    pub fn dtype(&self) -> DType {
+    /// What all layers are stored as.
+    pub fn dtype(&self) -> CacheDType {
         self.dtype
     }
 

@@ -17,7 +17,8 @@ mod rotary;
 mod words;
 
 pub use builder::{AttentionMetadataBuilder, SequenceStep};
-pub use cache::{CacheError, CacheGeometry, LayerKv, PagedKvCache};
+pub(crate) use cache::KvTensors;
+pub use cache::{CacheDType, CacheError, CacheGeometry, CacheScales, LayerKv, PagedKvCache};
 pub use metadata::{
     AttentionMetadata, BlockTable, CuSeqlens, MetadataError, ReplayedDecode, SequenceLengths,
     SlotMapping,

@@ -10,6 +10,7 @@ mod cache;
 mod cases;
 mod compare;
 mod devices;
+mod e4m3;
 mod hand;
 mod layer;
 mod metadata;

@@ -112,6 +112,76 @@ impl InferenceOps for Flex {
         )
     }
 
+    fn store_kv_e4m3(
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        k_codes: IntTensor<Self>,
+        v_codes: IntTensor<Self>,
+        k_scales: FloatTensor<Self>,
+        v_scales: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+    ) -> (IntTensor<Self>, IntTensor<Self>) {
+        use cache::store_codes;
+        let dtype = k.dtype();
+        let k_codes = with_element!(dtype, store_codes(&k, k_codes, &k_scales, &slots));
+        let v_codes = with_element!(dtype, store_codes(&v, v_codes, &v_scales, &slots));
+        (k_codes, v_codes)
+    }
+
+    fn gather_kv_e4m3(
+        k_codes: &IntTensor<Self>,
+        v_codes: &IntTensor<Self>,
+        k_scales: FloatTensor<Self>,
+        v_scales: FloatTensor<Self>,
+        block_table: IntTensor<Self>,
+        cu_seqlens_k: IntTensor<Self>,
+        num_keys: usize,
+        dtype: DType,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        use cache::gather_codes;
+        let cu_seqlens = view::indices(&cu_seqlens_k);
+        let k = with_element!(
+            dtype,
+            gather_codes(k_codes, &k_scales, &block_table, &cu_seqlens, num_keys)
+        );
+        let v = with_element!(
+            dtype,
+            gather_codes(v_codes, &v_scales, &block_table, &cu_seqlens, num_keys)
+        );
+        (k, v)
+    }
+
+    /// Over what was gathered: a copy of the keys and values in the dtype of the queries.
+    fn paged_attention_e4m3(
+        q: FloatTensor<Self>,
+        k_codes: &IntTensor<Self>,
+        v_codes: &IntTensor<Self>,
+        k_scales: FloatTensor<Self>,
+        v_scales: FloatTensor<Self>,
+        block_table: IntTensor<Self>,
+        cu_seqlens_q: IntTensor<Self>,
+        seq_lens: IntTensor<Self>,
+        options: AttentionOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let mut cu_seqlens_k = vec![0];
+        for len in view::indices(&seq_lens) {
+            cu_seqlens_k.push(cu_seqlens_k.last().unwrap_or(&0) + len);
+        }
+        let num_keys = *cu_seqlens_k.last().unwrap_or(&0) as usize;
+        let cu_seqlens_k = view::from_indices(cu_seqlens_k);
+        let (k, v) = Self::gather_kv_e4m3(
+            k_codes,
+            v_codes,
+            k_scales,
+            v_scales,
+            block_table,
+            cu_seqlens_k.clone(),
+            num_keys,
+            q.dtype(),
+        );
+        Self::varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, options)
+    }
+
     fn merge_attention(
         a_out: FloatTensor<Self>,
         a_lse: FloatTensor<Self>,
@@ -170,6 +240,24 @@ impl InferenceOps for Flex {
         let (q, k) = Self::rotary(q, k, positions, table);
         let (k_cache, v_cache) = Self::store_kv(k, v, k_cache, v_cache, slots);
         (q, k_cache, v_cache)
+    }
+
+    fn rotary_and_store_e4m3(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        positions: IntTensor<Self>,
+        table: FloatTensor<Self>,
+        k_codes: IntTensor<Self>,
+        v_codes: IntTensor<Self>,
+        k_scales: FloatTensor<Self>,
+        v_scales: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+    ) -> (FloatTensor<Self>, IntTensor<Self>, IntTensor<Self>) {
+        let (q, k) = Self::rotary(q, k, positions, table);
+        let (k_codes, v_codes) =
+            Self::store_kv_e4m3(k, v, k_codes, v_codes, k_scales, v_scales, slots);
+        (q, k_codes, v_codes)
     }
 
     fn silu_and_mul(x: FloatTensor<Self>) -> FloatTensor<Self> {
