@@ -14,7 +14,7 @@ use burn::tensor::{Device, Tensor};
 use burn_paged::PagedKvCache;
 use burn_paged_engine::{
     CacheSize, DecodeConfig, DecodeGraphs, Engine, EngineConfig, EngineMetrics, FinishReason,
-    Request, RequestId, SamplingParams,
+    KvDType, Request, RequestId, SamplingParams,
 };
 use burn_paged_model::{CausalLm, ModelInput, ModelSpec};
 
@@ -143,6 +143,34 @@ fn long_runs_give_the_tokens_of_eager_ones() {
             assert!(metrics.decode_graphs > 4, "{}: {metrics:?}", target.name);
         } else {
             assert_eq!((metrics.fixed_decodes, metrics.decode_graphs), (0, 0));
+        }
+    }
+}
+
+/// The same over a cache of e4m3, whose codes and scales a recording reads and writes in place.
+#[test]
+fn runs_over_a_cache_of_fp8_give_the_tokens_of_eager_ones() {
+    let _guard = one_at_a_time();
+    for target in targets() {
+        let run = |graphs, kv_dtype| {
+            let config = EngineConfig {
+                kv_dtype,
+                ..workload::config(decode(graphs))
+            };
+            let mut workload = Workload::new(engine(&target, config));
+            let num_steps = target.num_steps.min(60);
+            let mut steps: Vec<Tokens> = (0..num_steps).map(|_| workload.step()).collect();
+            steps.extend(workload.finish());
+            (steps, workload.metrics())
+        };
+        let (eager, _) = run(DecodeGraphs::Off, KvDType::Fp8);
+        let (exact, _) = run(DecodeGraphs::Off, KvDType::Auto);
+        assert_ne!(answers(&eager), answers(&exact), "fp8 was not used");
+        for graphs in [DecodeGraphs::Emulated, DecodeGraphs::On] {
+            let (found, metrics) = run(graphs, KvDType::Fp8);
+            assert_same(target.name, "fp8", &found, &eager);
+            let is_fixed = graphs == DecodeGraphs::Emulated || target.captures;
+            assert_eq!(metrics.fixed_decodes > 0, is_fixed, "{metrics:?}");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Logits against the dense model in f64.
 
+use burn_paged::CacheDType;
 use burn_paged_model::{CausalLm, RopeConfig};
 use serde_json::json;
 
@@ -47,6 +48,24 @@ fn greedy_tokens_equal_the_dense_model() {
         let (found, _) = Runner::new(&model, 4, 1, 48).greedy(&mut sequence, &[5], 32);
         assert_eq!(found, oracle.greedy(&tokens, 32), "{tiny:?}");
     }
+}
+
+/// Three bits of mantissa: one part in 16 of a key or value at most, half of that on average, and different for each.
+#[test]
+fn a_cache_of_e4m3_moves_logits_a_little() {
+    let tiny = Tiny::grouped();
+    let model = load(files::write(&tiny).path()).unwrap();
+    let tokens = prompt(37, 3);
+    let exact = all_logits(&model, &tokens).concat();
+    let dtype = CacheDType::E4m3(model.spec().dtype);
+    let mut sequence = Sequence::new(&tokens);
+    let mut runner = Runner::with_cache_of(dtype, &model, 16, 1, tokens.len());
+    let found = runner.step(&mut [(&mut sequence, tokens.len())], Rows::All);
+    let found = found.concat();
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
+    let error = norm(&mut found.iter().zip(&exact).map(|(a, b)| a - b));
+    let error = error / norm(&mut exact.iter().copied());
+    assert!((1e-4..0.05).contains(&error), "{error}");
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_paged::{
-    AttentionMetadataBuilder, CacheGeometry, PagedKvCache, SequenceStep, SlotMapping, store_kv,
+    AttentionMetadataBuilder, CacheDType, CacheGeometry, PagedKvCache, SequenceStep, SlotMapping,
+    store_kv,
 };
 use burn_paged_model::{CausalLm, ModelInput};
 
@@ -52,6 +53,18 @@ impl<'a> Runner<'a> {
         num_seqs: usize,
         num_tokens: usize,
     ) -> Self {
+        let dtype = model.spec().dtype.into();
+        Self::with_cache_of(dtype, model, block_size, num_seqs, num_tokens)
+    }
+
+    /// The same with a cache of another dtype.
+    pub(crate) fn with_cache_of(
+        dtype: CacheDType,
+        model: &'a dyn CausalLm,
+        block_size: usize,
+        num_seqs: usize,
+        num_tokens: usize,
+    ) -> Self {
         let spec = model.spec();
         let num_blocks = num_seqs * num_tokens.div_ceil(block_size) + 1;
         let geometry = CacheGeometry {
@@ -60,8 +73,7 @@ impl<'a> Runner<'a> {
             num_kv_heads: spec.num_kv_heads,
             head_dim: spec.head_dim,
         };
-        let mut cache =
-            PagedKvCache::new(spec.num_layers, geometry, spec.dtype, &spec.device).unwrap();
+        let mut cache = PagedKvCache::new(spec.num_layers, geometry, dtype, &spec.device).unwrap();
         let slots =
             SlotMapping::new((0..geometry.num_slots() as i32).collect(), &spec.device).unwrap();
         for layer in 0..spec.num_layers {
