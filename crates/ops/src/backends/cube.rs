@@ -150,6 +150,7 @@ impl InferenceOps for CubeBackend {
             &tensor_ref(&v),
             &tensor_ref(&k_cache),
             &tensor_ref(&v_cache),
+            None,
             &tensor_ref(&slots),
         ));
         (k_cache, v_cache)
@@ -171,6 +172,7 @@ impl InferenceOps for CubeBackend {
             &launcher(k_cache),
             &tensor_ref(k_cache),
             &tensor_ref(v_cache),
+            None,
             &tensor_ref(&table),
             &tensor_ref(&cu_seqlens_k),
             &tensor_ref(&k),
@@ -209,6 +211,7 @@ impl InferenceOps for CubeBackend {
         let keys = Keys::Paged {
             k_cache: &tensor_ref(k_cache),
             v_cache: &tensor_ref(v_cache),
+            scales: None,
             block_table: &tensor_ref(&block_table),
             seq_lens: &tensor_ref(&seq_lens),
         };
@@ -334,6 +337,7 @@ impl InferenceOps for CubeBackend {
             &tensor_ref(&q_out),
             &tensor_ref(&k_cache),
             &tensor_ref(&v_cache),
+            None,
         ));
         (q_out, k_cache, v_cache)
     }
