@@ -335,6 +335,7 @@ fn cube(
     let options = AttentionOptions::causal(batch.heads.head_dim);
     let (to, to_lse) = (out.clone(), lse.clone());
     Ok(Work {
+        quantisation: None,
         path,
         flops,
         bytes,
@@ -430,6 +431,7 @@ mod flex {
         let out = std::sync::Arc::new(Mutex::new(None));
         let result = out.clone();
         Ok(Work {
+            quantisation: None,
             path: "flex".into(),
             flops,
             bytes,

@@ -200,6 +200,7 @@ fn store(device: &CubeDevice, traffic: Traffic, sets: usize) -> Result<Work<'_>,
     let [k_cache, v_cache] = caches.clone();
     let bytes = traffic.bytes();
     Ok(Work {
+        quantisation: None,
         path: "Portable".into(),
         flops: 0.0,
         bytes,
@@ -240,6 +241,7 @@ fn gather(device: &CubeDevice, traffic: Traffic, sets: usize) -> Result<Work<'_>
     let [out_k, out_v] = outs.clone();
     let bytes = traffic.bytes();
     Ok(Work {
+        quantisation: None,
         path: "Portable".into(),
         flops: 0.0,
         bytes,
@@ -312,6 +314,7 @@ mod flex {
         let written = cache.clone();
         let bytes = traffic.bytes();
         Ok(Work {
+            quantisation: None,
             path: "flex".into(),
             flops: 0.0,
             bytes,
@@ -353,6 +356,7 @@ mod flex {
         let result = gathered.clone();
         let bytes = traffic.bytes();
         Ok(Work {
+            quantisation: None,
             path: "flex".into(),
             flops: 0.0,
             bytes,

@@ -298,6 +298,7 @@ fn row_op(device: &CubeDevice, layer: Layer, sets: usize) -> Work<'_> {
     let (op, epsilon, bytes) = (layer.op, layer.model.norm_eps, layer.bytes());
     let to = outs.clone();
     Work {
+        quantisation: None,
         path: "Portable".into(),
         flops: 0.0,
         bytes,
@@ -380,6 +381,7 @@ fn rotary(device: &CubeDevice, layer: Layer, sets: usize) -> Work<'_> {
     let bytes = layer.bytes();
     let [q_out, k_cache, v_cache] = outs.clone();
     Work {
+        quantisation: None,
         path: "Portable".into(),
         flops: 0.0,
         bytes,
@@ -435,6 +437,7 @@ mod flex {
         let results = outs.clone();
         let bytes = layer.bytes();
         Work {
+            quantisation: None,
             path: "flex".into(),
             flops: 0.0,
             bytes,
@@ -491,6 +494,7 @@ mod flex {
         let written = cache.clone();
         let bytes = layer.bytes();
         Ok(Work {
+            quantisation: None,
             path: "flex".into(),
             flops: 0.0,
             bytes,

@@ -221,6 +221,7 @@ fn work(
     let out = device.poisoned(&[rows, product.columns()], dtype);
     let to = out.clone();
     Work {
+        quantisation: None,
         path: format!("{plan:?}"),
         flops: product.flops(),
         bytes: product.bytes(dtype),

@@ -3,7 +3,7 @@
 //! Buffers are indexed without bounds checks on most runtimes, so a tensor that passes here lies in
 //! its buffer, and what a kernel reads as an index is checked in the kernel.
 
-use cubecl::ir::{ElemType, FloatKind, IntKind};
+use cubecl::ir::{ElemType, FloatKind, IntKind, UIntKind};
 
 use crate::device::DeviceFacts;
 use crate::error::KernelError;
@@ -11,6 +11,12 @@ use crate::tensor::TensorRef;
 
 pub(crate) const F32: ElemType = ElemType::Float(FloatKind::F32);
 pub(crate) const I32: ElemType = ElemType::Int(IntKind::I32);
+#[cfg(feature = "hopper")]
+pub(crate) const F16: ElemType = ElemType::Float(FloatKind::F16);
+/// Words of codes.
+pub(crate) const U32: ElemType = ElemType::UInt(UIntKind::U32);
+/// Codes of e4m3.
+pub(crate) const U8: ElemType = ElemType::UInt(UIntKind::U8);
 
 /// Builds the errors of one op.
 #[derive(Clone, Copy)]

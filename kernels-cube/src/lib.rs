@@ -7,6 +7,7 @@
 //!
 //! - `attention`: packed queries over packed keys or over the paged cache
 //! - `store_kv`, `gather_kv`: into the cache and out of it
+//! - `e4m3`: the numbers of a cache of eight bits
 //! - `merge_attention`: two results of attention over different keys into one
 //! - `rms_norm`, `rotary`, `silu_and_mul`, `linear`, `embedding`: the rest of a decoder
 //! - `greedy`, `sample`: logits to token ids; `next_tokens`: these as the input of the next step
@@ -50,6 +51,7 @@ mod attention;
 mod cache;
 mod check;
 mod device;
+mod e4m3;
 mod embedding;
 mod error;
 mod gather_kv;
@@ -80,6 +82,7 @@ pub use attention::{
     AttentionChoice, AttentionKernel, AttentionOptions, AttentionPlan, AttentionProblem,
     DecodeTile, HopperTile, Keys, attention, attention_with,
 };
+pub use cache::KvScales;
 pub use device::DeviceFacts;
 pub use embedding::embedding;
 pub use error::KernelError;

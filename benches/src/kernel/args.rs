@@ -17,6 +17,13 @@ pub(super) enum ShapeSet {
     Small,
 }
 
+/// What a cache may hold beside the dtype of the other tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum KvKind {
+    /// Codes of e4m3, with a scale for each key head.
+    Fp8,
+}
+
 /// Times kernels, beside what the device allows.
 #[derive(Debug, Clone, Parser)]
 pub struct KernelArgs {
@@ -29,6 +36,9 @@ pub struct KernelArgs {
     /// Dtype of all float tensors.
     #[arg(long, value_enum, default_value = "bf16")]
     pub dtype: Dtype,
+    /// What the cache of `attention` and `cache` holds, if not the dtype.
+    #[arg(long, value_enum)]
+    kv: Option<KvKind>,
     /// Tokens of a block of the cache; as in `shapes.json` if not given.
     #[arg(long)]
     pub(super) page: Option<usize>,
@@ -68,6 +78,14 @@ impl KernelArgs {
     /// The command line; ends the process with a message if it is wrong.
     pub fn from_command_line() -> Self {
         Self::parse()
+    }
+
+    /// What the cache holds.
+    pub fn kv_dtype(&self) -> Dtype {
+        match self.kv {
+            Some(KvKind::Fp8) => Dtype::E4m3,
+            None => self.dtype,
+        }
     }
 
     pub(super) fn effort(&self) -> Effort {

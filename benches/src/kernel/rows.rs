@@ -84,6 +84,8 @@ pub struct KernelRow {
     pub bound: Bound,
     /// Relative error on sampled rows; `None` if it was not asked for.
     pub error: Option<f64>,
+    /// Relative error of the same rows against what a cache of eight bits was filled from.
+    pub quantisation_error: Option<f64>,
     /// Part of the ceiling that was reached, where the ceiling is known.
     pub fraction: Option<f64>,
     /// Speed relative to the first device: above 1 is faster. `None` on the first, and where it ran no such case.
@@ -126,6 +128,7 @@ impl KernelRow {
             "bytes": self.bytes,
             "bound": self.bound.name(),
             "err": self.error,
+            "quantisation_err": self.quantisation_error,
             "tflops": self.flops_per_second().map(|rate| rate / 1e12),
             "gbps": self.bytes_per_second().map(|rate| rate / 1e9),
             "fraction": self.fraction,
@@ -200,9 +203,12 @@ fn table_row(row: &KernelRow) -> String {
         Bound::Bytes => format!("{:.1} GB/s", row.bytes_per_second().unwrap_or(0.0) / 1e9),
     };
     let optional = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.2}"));
-    let error = row
+    let mut error = row
         .error
         .map_or("-".to_owned(), |error| format!("{error:.0e}"));
+    if let Some(quantisation) = row.quantisation_error {
+        error += &format!(" (of eight bits {quantisation:.1e})");
+    }
     let mark = if times.is_host_bound() { " (h)" } else { "" };
     format!(
         "| {name} | {device} | {path} | {:.1}{mark} | {:.0}% | {:.1} | {:.1} | {rate} | {} | {error} | {} |",

@@ -31,6 +31,8 @@ pub struct Work<'a> {
     pub launch: Box<dyn Fn(usize) -> Result<(), String> + Sync + 'a>,
     /// The relative error of what launches left behind, after one on set 0.
     pub check: Box<dyn Fn() -> Result<f64, String> + 'a>,
+    /// The relative error of the same against what a cache of eight bits was filled from, where there is one.
+    pub quantisation: Option<Box<dyn Fn() -> Result<f64, String> + 'a>>,
     /// What launches write, to be asked for faults after the timing.
     pub outputs: Vec<TensorRef>,
 }
@@ -122,11 +124,15 @@ impl Session {
         let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<_, String> {
             let work = prepare(self)?;
             let error = self.checked(&work);
+            let quantisation = match (&error, &work.quantisation) {
+                (Ok(Some(_)), Some(quantisation)) => Some(quantisation()?),
+                _ => None,
+            };
             let times = match &error {
                 Ok(_) => self.timed(target, &work),
                 Err(reason) => Err(reason.clone()),
             };
-            Ok((work, error.unwrap_or(None), times))
+            Ok((work, error.unwrap_or(None), quantisation, times))
         }));
         let outcome: Result<_, String> = outcome.unwrap_or_else(|_| Err("it panicked".into()));
         let row = KernelRow {
@@ -140,18 +146,20 @@ impl Session {
             bytes: 0.0,
             bound: Bound::Bytes,
             error: None,
+            quantisation_error: None,
             fraction: None,
             ratio: None,
             times: Err(String::new()),
         };
         let row = match outcome {
-            Ok((work, error, times)) => self.compared(KernelRow {
+            Ok((work, error, quantisation_error, times)) => self.compared(KernelRow {
                 path: work.path,
                 sets: work.sets,
                 flops: work.flops,
                 bytes: work.bytes,
                 bound: work.bound,
                 error,
+                quantisation_error,
                 times,
                 ..row
             }),

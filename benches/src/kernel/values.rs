@@ -1,20 +1,27 @@
 //! Inputs that the device fills by itself and the host knows without reading them.
 //!
 //! Element `i` of a tensor is a hash of `i` and the tensor's seed, one of 256 multiples of 1/64 in [-2, 2). All of them
-//! are exact in every dtype, so device and host agree to the last bit.
+//! are exact in every dtype but e4m3, so device and host agree to the last bit. What a cache of eight bits holds of them is
+//! rounded, by the op that stores, with one scale that brings 2 to the largest number.
 
-use burn_paged_kernels::TensorRef;
+use burn_paged_kernels::{KvScales, TensorRef, store_kv};
 use cubecl::prelude::*;
 
-use super::{CubeDevice, Dtype};
+use super::dtype::e4m3_round;
+use super::{CubeDevice, Dtype, ints};
 
 /// A NaN in f32, and two of them in f16 and bf16.
 const POISON: u32 = 0x7fc0_7fc0;
+/// Four NaN in e4m3.
+const POISON_E4M3: u32 = 0x7f7f_7f7f;
+/// The scale of every head of a cache of eight bits.
+const SCALE: f32 = 2.0 / 448.0;
 
 /// A reproducible sequence of numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Values {
     seed: u32,
+    is_quantised: bool,
 }
 
 impl Values {
@@ -22,6 +29,23 @@ impl Values {
     pub fn new(seed: usize) -> Self {
         Self {
             seed: mix(seed as u32 ^ 0x9e37_79b9),
+            is_quantised: false,
+        }
+    }
+
+    /// What a cache of eight bits holds of it.
+    pub fn quantised(self) -> Self {
+        Self {
+            is_quantised: true,
+            ..self
+        }
+    }
+
+    /// What it was before a cache of eight bits.
+    pub fn unquantised(self) -> Self {
+        Self {
+            is_quantised: false,
+            ..self
         }
     }
 
@@ -29,7 +53,11 @@ impl Values {
     pub fn at(&self, index: usize) -> f64 {
         // Kernels count in 32 bits, so that sequences repeat after 2³².
         let bits = mix((index as u32).wrapping_add(self.seed));
-        (f64::from(bits >> 24) - 128.0) / 64.0
+        let x = (f64::from(bits >> 24) - 128.0) / 64.0;
+        match self.is_quantised {
+            true => e4m3_round(f64::from(x as f32 * (1.0 / SCALE))) * f64::from(SCALE),
+            false => x,
+        }
     }
 
     /// Elements `from .. from + len`.
@@ -94,10 +122,64 @@ impl CubeDevice {
         Filled { tensor, values }
     }
 
+    /// A layer's keys or values, `[num_blocks, page, kv_heads, head_dim]`, filled with the sequence of number `seed`, rounded
+    /// if `dtype` has eight bits.
+    ///
+    /// # Errors
+    /// If codes cannot be stored.
+    pub fn filled_cache(
+        &self,
+        shape: [usize; 4],
+        dtype: Dtype,
+        seed: usize,
+    ) -> Result<Filled, String> {
+        if dtype != Dtype::E4m3 {
+            return Ok(self.filled(&shape, dtype, seed));
+        }
+        let [num_blocks, page, kv_heads, head_dim] = shape;
+        let tokens = num_blocks * page;
+        let source = self.filled(&[tokens, kv_heads, head_dim], Dtype::F16, seed);
+        let [tensor, other] = [(); 2].map(|()| self.empty(&shape, dtype));
+        let scales = self.scales(kv_heads);
+        let slots: Vec<i32> = (0..tokens as i32).collect();
+        let slots = ints(self, &[tokens], &slots);
+        let scales = KvScales {
+            k: &scales,
+            v: &scales,
+        };
+        let source_tensor = &source.tensor;
+        let launcher = self.launcher();
+        store_kv(
+            launcher,
+            source_tensor,
+            source_tensor,
+            &tensor,
+            &other,
+            Some(scales),
+            &slots,
+        )
+        .map_err(|error| error.to_string())?;
+        Ok(Filled {
+            tensor,
+            values: source.values.quantised(),
+        })
+    }
+
+    /// The scales of a cache of eight bits.
+    pub fn scales(&self, kv_heads: usize) -> TensorRef {
+        let bytes = SCALE.to_ne_bytes().repeat(kv_heads);
+        let handle = self.client().create_from_slice(&bytes);
+        TensorRef::contiguous(handle, [kv_heads], Dtype::F32.elem())
+    }
+
     /// A contiguous tensor of NaN, for a kernel to write to.
     pub fn poisoned(&self, shape: &[usize], dtype: Dtype) -> TensorRef {
         let tensor = self.empty(shape, dtype);
         let words = (tensor.num_elements() * dtype.size()).div_ceil(4);
+        let bits = match dtype {
+            Dtype::E4m3 => POISON_E4M3,
+            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => POISON,
+        };
         let (count, dim, address) = self.elementwise(words);
         // SAFETY: `empty` allocates whole words, and the kernel tests for their end.
         unsafe {
@@ -107,7 +189,7 @@ impl CubeDevice {
                 dim,
                 address,
                 BufferArg::from_raw_parts(tensor.handle().clone(), words),
-                POISON,
+                bits,
             );
         }
         tensor
@@ -178,6 +260,11 @@ mod tests {
     #[test]
     fn the_device_fills_what_the_host_computes() {
         let device = CubeDevice::open("cpu").unwrap();
+        let cache = device.filled_cache([5, 4, 2, 12], Dtype::E4m3, 11).unwrap();
+        let read = device.read(&cache.tensor, Dtype::E4m3, 5, 100).unwrap();
+        let read: Vec<f64> = read.iter().map(|x| x * f64::from(SCALE)).collect();
+        assert_eq!(read, cache.values.range(5, 100));
+        assert!(relative_error(&read, &cache.values.unquantised().range(5, 100)) > 1e-3);
         for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
             let filled = device.filled(&[3, 37], dtype, 11);
             let read = device.read(&filled.tensor, dtype, 5, 100).unwrap();

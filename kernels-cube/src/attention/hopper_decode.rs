@@ -7,9 +7,16 @@
 //! Memory    shared: for each warp, a ring of tiles of keys and values, which it asks the copy engine for itself: a tile is
 //!           asked for as soon as its place has been read, so that nearly all of the ring is always on its way, and no warp
 //!           waits for another one. At the end, the outputs of the warps in f32 in their place.
-//! Numerics  as `mma_decode.rs`. Parts are added in their order.
+//! Numerics  as `mma_decode.rs`. Parts are added in their order. Of eight bits, products are of f16, in which keys and values are
+//!           exact, and weights are rounded to it. Queries of bf16 become f16 when a power of two has brought the largest of
+//!           their row to the upper end: what of the smallest is lost is less than 2⁻³⁸ of the largest.
 //! Tails     a tile that the token does not see is not asked for, nor is a block. Values that it does not see are overwritten
 //!           with zeros, because they may be anything and zero times NaN is NaN. What a tile has outside of a tensor is zero.
+//! Eight     bits: two codes are an element of 16 bits to the copy engine and to `ldmatrix`, so that a row of 8 elements is 16
+//!           columns of a head, and a unit gets four neighbouring ones of a key: two for each half of the rows of B. Which
+//!           columns those stand for is all the same to the product, if only the queries agree. Of values, turned, a unit
+//!           gets two columns of two keys; pairs of keys make the B of even columns and that of odd ones, and the columns
+//!           of the output lie as is fit.
 //! Needs     a Hopper GPU; `head_dim` a multiple of 16, up to 128; up to 16 query heads for a key head; heads at multiples of
 //!           16 bytes; blocks of 8, 16, 32, … tokens.
 //! Source    Flash-Decoding (Dao et al., 2023) for the parts; their sum through a cluster as in `skinny.rs`.
@@ -29,7 +36,8 @@ use super::mma::{
     row_max, row_total, score, zero_fragments,
 };
 use super::plan::DecodeTile;
-use crate::hopper::{cluster, mbarrier, shared, tma};
+use crate::e4m3::code_pair;
+use crate::hopper::{HalfType, cluster, mbarrier, shared, tma};
 use crate::layout::HeadLayout;
 use crate::paged::BlockTableShape;
 
@@ -42,6 +50,8 @@ pub(super) struct DecodeSpec {
     pub(super) piece_keys: usize,
     /// Halves of the 16 rows of a product that hold query heads.
     pub(super) halves: usize,
+    /// The type of the queries.
+    pub(super) query: HalfType,
 }
 
 impl DecodeSpec {
@@ -50,9 +60,34 @@ impl DecodeSpec {
         (self.tile.keys / self.piece_keys) as u32
     }
 
-    /// Blocks of 64 columns of a head.
+    /// Bytes of an element of a key.
+    fn kv_bytes(self) -> usize {
+        if self.mma.fp8 { 1 } else { 2 }
+    }
+
+    /// Elements of 16 bits in a row of a copy.
+    pub(super) fn copy_columns(self) -> usize {
+        self.row_span() as usize / 2
+    }
+
+    /// Bytes of a row of a tile, over which it is swizzled.
+    fn row_span(self) -> u32 {
+        DecodeTile::row_bytes(self.mma.head_dim, self.kv_bytes()).min(128) as u32
+    }
+
+    /// Vectors of a row of a tile.
+    fn row_vectors(self) -> u32 {
+        self.row_span() / 16
+    }
+
+    /// Rows of a tile that make a row of all banks, within which the swizzle does not change.
+    fn rows_of_banks(self) -> u32 {
+        128 / self.row_span()
+    }
+
+    /// Blocks of columns that a row of a tile holds.
     fn columns(self) -> u32 {
-        self.mma.head_dim.div_ceil(tma::TILE_COLUMNS) as u32
+        DecodeTile::row_bytes(self.mma.head_dim, self.kv_bytes()) as u32 / self.row_span()
     }
 
     /// Copies that fill a stage, keys and values: each is asked for by a unit of its own.
@@ -60,9 +95,14 @@ impl DecodeSpec {
         2 * self.columns() * self.pieces()
     }
 
-    /// Bytes of 64 columns of a tile.
+    /// Bytes of a block of columns of a tile.
     fn column_bytes(self) -> u32 {
-        self.tile.keys as u32 * shared::SWIZZLE_BYTES
+        self.tile.keys as u32 * self.row_span()
+    }
+
+    /// Whether queries must be brought into another type.
+    fn converts_queries(self) -> bool {
+        self.mma.fp8 && self.query == HalfType::Bf16
     }
 
     /// Bytes of a tile of keys or of values.
@@ -75,7 +115,12 @@ impl DecodeSpec {
     }
 
     fn ring_bytes(self) -> u32 {
-        self.tile.ring_bytes(self.mma.head_dim) as u32
+        self.tile.ring_bytes(self.mma.head_dim, self.kv_bytes()) as u32
+    }
+
+    /// Pairs of rows of 16 bytes that hold a key: what `ldmatrix` loads of 16 keys at a time.
+    fn row_pairs(self) -> usize {
+        (self.mma.head_dim * self.kv_bytes()).div_ceil(32)
     }
 
     fn is_paged(self) -> bool {
@@ -159,12 +204,15 @@ fn token_keys(
     }
 }
 
-/// `q` is seen in words of two elements, `out` in vectors of four.
+/// `q` is seen in words of two elements, `out` in vectors of four. `F` is the type of the products; codes of eight bits are
+/// seen in pairs.
 #[cube(launch_unchecked, address_type = "dynamic", cluster_dim = CubeDim::new_1d(spec.tile.parts as u32))]
 pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
     q: &[u32],
     k: &TensorMap<F, Tiled>,
     v: &TensorMap<F, Tiled>,
+    k_scales: &[f32],
+    v_scales: &[f32],
     cu_seqlens_q: &[i32],
     kv_lens: &[i32],
     block_table: &[i32],
@@ -259,10 +307,10 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
     let block_of_columns = lane / pieces % comptime!(spec.columns());
     let is_value = lane / comptime!(spec.pieces() * spec.columns()) > 0;
     let place = lane / pieces * comptime!(spec.column_bytes())
-        + lane % pieces * comptime!(spec.piece_keys as u32 * shared::SWIZZLE_BYTES);
+        + lane % pieces * comptime!(spec.piece_keys as u32 * spec.row_span());
     let request = Request {
         map: select(is_value, tma::map_address(v), tma::map_address(k)),
-        column: block_of_columns * comptime!(tma::TILE_COLUMNS as u32),
+        column: block_of_columns * comptime!(spec.copy_columns() as u32),
         head: kv_head as u32,
         place,
         piece,
@@ -334,16 +382,40 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
                 + quarter as usize;
             #[unroll]
             for at in 0..comptime!(2 * depths) {
-                query[comptime!(2 * at + half)] = q[from + comptime!(4 * at)];
+                if comptime!(spec.mma.fp8) {
+                    // Four neighbouring columns.
+                    query[comptime!(2 * at + half)] =
+                        q[from + quarter as usize + comptime!(at / 2 * 8 + at % 2)];
+                } else {
+                    query[comptime!(2 * at + half)] = q[from + comptime!(4 * at)];
+                }
             }
         }
     }
+    // What products with the queries of a row are multiplied with.
+    let mut restored = Array::<f32>::new(2usize);
+    #[unroll]
+    for half in 0..2usize {
+        restored[half] = 1.0f32.runtime();
+        if comptime!(half < halves && spec.converts_queries()) {
+            restored[half] = narrow_queries(&mut query, half, spec);
+        }
+    }
+    let mut k_scale = 1.0f32.runtime();
+    let mut v_scale = 1.0f32.runtime();
+    if comptime!(spec.mma.fp8) {
+        k_scale = k_scales[kv_head];
+        v_scale = v_scales[kv_head];
+    }
+    let params = params.with_scale(k_scale);
 
-    // The row of an 8 by 8 matrix whose address this unit gives, of keys and of values: columns 0 to 7 and 8 to 15 of keys 0 to
-    // 7, then those of keys 8 to 15.
+    // The row of an 8 by 8 matrix whose address this unit gives, of keys and of values: the first 16 bytes and the next of keys
+    // 0 to 7, then those of keys 8 to 15.
     let in_matrix = lane % 8;
-    let matrix_row = (lane / 16 * 8 + in_matrix) * shared::SWIZZLE_BYTES;
-    let turn = ((lane / 8 % 2) ^ in_matrix) << 4;
+    let matrix_row = (lane / 16 * 8 + in_matrix) * comptime!(spec.row_span());
+    let turn = ((lane / 8 % 2)
+        ^ (in_matrix / comptime!(spec.rows_of_banks()) % comptime!(spec.row_vectors())))
+        << 4;
 
     let factor = exponent_factor(&params, spec.mma);
     let mut output = zero_fragments(comptime!(2 * depths));
@@ -364,27 +436,42 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
         let lost = missed[(first_missed + stage) as usize];
 
         let mut dots = zero_fragments(comptime!(2 * groups));
+        // Two rows of bytes of a key at a time.
         #[unroll]
-        for depth in 0..depths {
-            let mut a = Array::<Vector<F, Const<2>>>::new(4usize);
-            #[unroll]
-            for word in 0..4usize {
-                a[word] = as_pair::<F>(query[comptime!(4 * depth + word)]);
-            }
+        for pair in 0..comptime!(spec.row_pairs()) {
+            let turned = turn ^ comptime!(pair as u32 % 4 * 32);
             #[unroll]
             for nth in 0..groups {
                 let on = comptime!(
-                    depth as u32 / 4 * spec.column_bytes()
-                        + nth as u32 * 16 * shared::SWIZZLE_BYTES
+                    pair as u32 / 4 * spec.column_bytes() + nth as u32 * 16 * spec.row_span()
                 );
-                let turned = turn ^ comptime!(depth as u32 % 4 * 32);
                 let words = shared::load_matrices(tile_keys + matrix_row + turned + on);
-                #[unroll]
-                for side in 0..2usize {
-                    let mut b = Array::<Vector<F, Const<2>>>::new(2usize);
-                    b[0usize] = as_pair::<F>(words.extract(comptime!(2 * side)));
-                    b[1usize] = as_pair::<F>(words.extract(comptime!(2 * side + 1)));
-                    multiply_add::<F>(&a, &b, dots.index_mut(comptime!(2 * nth + side)));
+                if comptime!(spec.mma.fp8) {
+                    #[unroll]
+                    for vector in 0..2usize {
+                        let depth = comptime!(2 * pair + vector);
+                        if comptime!(depth < depths) {
+                            let a = query_fragment::<F>(&query, depth);
+                            #[unroll]
+                            for side in 0..2usize {
+                                let codes = words.extract(comptime!(2 * side + vector));
+                                let mut b = Array::<Vector<F, Const<2>>>::new(2usize);
+                                b[0usize] = as_pair::<F>(code_pair(codes, false));
+                                b[1usize] = as_pair::<F>(code_pair(codes, true));
+                                let to = comptime!(2 * nth + side);
+                                multiply_add::<F>(&a, &b, dots.index_mut(to));
+                            }
+                        }
+                    }
+                } else {
+                    let a = query_fragment::<F>(&query, pair);
+                    #[unroll]
+                    for side in 0..2usize {
+                        let mut b = Array::<Vector<F, Const<2>>>::new(2usize);
+                        b[0usize] = as_pair::<F>(words.extract(comptime!(2 * side)));
+                        b[1usize] = as_pair::<F>(words.extract(comptime!(2 * side + 1)));
+                        multiply_add::<F>(&a, &b, dots.index_mut(comptime!(2 * nth + side)));
+                    }
                 }
             }
         }
@@ -397,7 +484,10 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
             for half in 0..halves {
                 #[unroll]
                 for column in 0..2usize {
-                    let dot = dots.index(eight)[half].extract(column);
+                    let mut dot = dots.index(eight)[half].extract(column);
+                    if comptime!(spec.converts_queries()) {
+                        dot *= restored[half];
+                    }
                     scores[comptime!(4 * eight + 2 * half + column)] =
                         score(dot, &params, spec.mma);
                 }
@@ -483,19 +573,41 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
                 }
             }
             #[unroll]
-            for depth in 0..depths {
+            for pair in 0..comptime!(spec.row_pairs()) {
                 let on = comptime!(
-                    depth as u32 / 4 * spec.column_bytes()
-                        + nth as u32 * 16 * shared::SWIZZLE_BYTES
+                    pair as u32 / 4 * spec.column_bytes() + nth as u32 * 16 * spec.row_span()
                 );
-                let turned = turn ^ comptime!(depth as u32 % 4 * 32);
+                let turned = turn ^ comptime!(pair as u32 % 4 * 32);
                 let words = shared::load_turned_matrices(tile_values + matrix_row + turned + on);
-                #[unroll]
-                for side in 0..2usize {
-                    let mut b = Array::<Vector<F, Const<2>>>::new(2usize);
-                    b[0usize] = as_pair::<F>(words.extract(comptime!(side)));
-                    b[1usize] = as_pair::<F>(words.extract(comptime!(side + 2)));
-                    multiply_add::<F>(&weights, &b, output.index_mut(comptime!(2 * depth + side)));
+                if comptime!(spec.mma.fp8) {
+                    #[unroll]
+                    for vector in 0..2usize {
+                        let depth = comptime!(2 * pair + vector);
+                        if comptime!(depth < depths) {
+                            #[unroll]
+                            for odd in 0..2usize {
+                                let codes = shared::every_other_byte(
+                                    words.extract(vector),
+                                    words.extract(comptime!(vector + 2)),
+                                    comptime!(odd == 1),
+                                );
+                                let mut b = Array::<Vector<F, Const<2>>>::new(2usize);
+                                b[0usize] = as_pair::<F>(code_pair(codes, false));
+                                b[1usize] = as_pair::<F>(code_pair(codes, true));
+                                let to = comptime!(2 * depth + odd);
+                                multiply_add::<F>(&weights, &b, output.index_mut(to));
+                            }
+                        }
+                    }
+                } else {
+                    #[unroll]
+                    for side in 0..2usize {
+                        let mut b = Array::<Vector<F, Const<2>>>::new(2usize);
+                        b[0usize] = as_pair::<F>(words.extract(comptime!(side)));
+                        b[1usize] = as_pair::<F>(words.extract(comptime!(side + 2)));
+                        let to = comptime!(2 * pair + side);
+                        multiply_add::<F>(&weights, &b, output.index_mut(to));
+                    }
                 }
             }
         }
@@ -548,15 +660,34 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
             shared::store_f32(facts, max[half]);
             shared::store_f32(facts + 4, total);
         }
-        let to = ring + row * comptime!(spec.row_bytes()) + 8 * quarter;
-        #[unroll]
-        for eight in 0..comptime!(2 * depths) {
-            let fragment = output.index(eight)[half];
-            shared::store_f32x2(
-                to + comptime!(32 * eight as u32),
-                fragment.extract(0usize),
-                fragment.extract(1usize),
-            );
+        let to = ring + row * comptime!(spec.row_bytes());
+        if comptime!(spec.mma.fp8) {
+            #[unroll]
+            for depth in 0..depths {
+                // Columns 4 t and 4 t + 2, and those next to them.
+                let even = output.index(comptime!(2 * depth))[half];
+                let odd = output.index(comptime!(2 * depth + 1))[half];
+                let to = to + 16 * quarter + comptime!(64 * depth as u32);
+                #[unroll]
+                for column in 0..2usize {
+                    shared::store_f32x2(
+                        to + comptime!(8 * column as u32),
+                        even.extract(column),
+                        odd.extract(column),
+                    );
+                }
+            }
+        } else {
+            let to = to + 8 * quarter;
+            #[unroll]
+            for eight in 0..comptime!(2 * depths) {
+                let fragment = output.index(eight)[half];
+                shared::store_f32x2(
+                    to + comptime!(32 * eight as u32),
+                    fragment.extract(0usize),
+                    fragment.extract(1usize),
+                );
+            }
         }
     }
     sync_cube();
@@ -583,6 +714,7 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
                 quad,
                 &batch,
                 &out_layout,
+                v_scale,
                 &params,
                 spec,
             );
@@ -626,6 +758,7 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
                 quad,
                 &batch,
                 &out_layout,
+                v_scale,
                 &params,
                 spec,
             );
@@ -690,6 +823,51 @@ impl Request {
     }
 }
 
+/// The A of columns `16 depth` and on.
+#[cube]
+fn query_fragment<F: Float>(
+    query: &Array<u32>,
+    #[comptime] depth: usize,
+) -> Array<Vector<F, Const<2>>> {
+    let mut a = Array::<Vector<F, Const<2>>>::new(4usize);
+    #[unroll]
+    for word in 0..4usize {
+        a[word] = as_pair::<F>(query[comptime!(4 * depth + word)]);
+    }
+    a
+}
+
+/// Brings the queries of a row from bf16 into f16, with the largest from 2¹³ on, and gives what to multiply products with.
+#[cube]
+fn narrow_queries(
+    query: &mut Array<u32>,
+    #[comptime] half: usize,
+    #[comptime] spec: DecodeSpec,
+) -> f32 {
+    let words = comptime!(spec.mma.head_dim / 8);
+    let mut largest = 0.0f32.runtime();
+    #[unroll]
+    for at in 0..words {
+        let word = query[comptime!(2 * at + half)];
+        largest = largest.max(f32::reinterpret((word << 16) & 0x7fff_0000));
+        largest = largest.max(f32::reinterpret(word & 0x7fff_0000));
+    }
+    // Up to the exponent of infinity, which stays one.
+    let exponent = u32::reinterpret(row_max(largest)) >> 23;
+    let exponent = select(exponent < 14, 14u32, exponent);
+    let factor = f32::reinterpret((267 - exponent) << 23);
+    #[unroll]
+    for at in 0..words {
+        let word = query[comptime!(2 * at + half)];
+        query[comptime!(2 * at + half)] = shared::pack(
+            f32::reinterpret(word << 16) * factor,
+            f32::reinterpret(word & 0xffff_0000) * factor,
+            HalfType::F16,
+        );
+    }
+    f32::reinterpret((exponent - 13) << 23)
+}
+
 /// A mask of the lowest `count` bits.
 fn bits(count: u32) -> u32 {
     ((1u64 << count) - 1) as u32
@@ -737,8 +915,10 @@ fn clear_unseen(
         for block in 0..comptime!(spec.columns()) {
             let place = values + comptime!(block * spec.column_bytes());
             #[unroll]
-            for vector in 0..8u32 {
-                shared::store_zeros(place + shared::swizzled(lane, vector.runtime()));
+            for vector in 0..comptime!(spec.row_vectors()) {
+                // In an order in which units touch different banks.
+                let turned = (lane & comptime!(spec.row_vectors() - 1)) ^ vector;
+                shared::store_zeros(place + lane * comptime!(spec.row_span()) + 16 * turned);
             }
         }
     }
@@ -841,13 +1021,14 @@ fn write_row<O: Float>(
     quad: u32,
     batch: &BatchShape,
     layout: &HeadLayout,
+    v_scale: f32,
     params: &ScoreParams,
     #[comptime] spec: DecodeSpec,
 ) {
     // A sum of zero means that no key was seen. A NaN must pass, so it is not compared with >.
     let mut norm = 1.0f32.runtime();
     if merged.sum != 0.0 {
-        norm = 1.0 / merged.sum;
+        norm = v_scale / merged.sum;
     }
     let mut value = Vector::<f32, Const<4>>::empty();
     value.insert(0usize, merged.e0 * norm);

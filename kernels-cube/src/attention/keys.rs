@@ -35,6 +35,17 @@ pub(super) struct ScoreParams {
     pub(super) softcap: f32,
 }
 
+#[cube]
+impl ScoreParams {
+    /// The same for keys that are `k_scale` times as large as what is multiplied.
+    pub(super) fn with_scale(&self, k_scale: f32) -> ScoreParams {
+        ScoreParams {
+            scale: self.scale * k_scale,
+            softcap: self.softcap,
+        }
+    }
+}
+
 /// How the keys of a row are dealt to the parts of a split call.
 #[derive(CubeType, CubeLaunch, Clone, Copy, Debug)]
 pub(super) struct Splits {

@@ -1,3 +1,5 @@
+use cubecl::prelude::BufferArg;
+
 #[cfg(feature = "hopper")]
 use super::hopper_decode::{DecodeSpec, hopper_decode_kernel};
 #[cfg(feature = "hopper")]
@@ -11,8 +13,11 @@ use super::mma_prefill::mma_prefill_kernel;
 use super::plan::{AttentionKernel, AttentionPlan, DecodeTile, HopperTile};
 use super::portable::{PortableSpec, attention_kernel};
 use super::{AttentionOptions, AttentionProblem};
-use crate::cache::CacheProblem;
-use crate::check::{Check, F32, I32};
+use crate::cache::{CacheProblem, KvScales};
+#[cfg(feature = "hopper")]
+use crate::check::F16;
+use crate::check::{Check, F32, I32, U32};
+use crate::e4m3::Codes;
 use crate::error::KernelError;
 #[cfg(feature = "hopper")]
 use crate::hopper::{HalfType, tma};
@@ -36,10 +41,12 @@ pub enum Keys<'a> {
     },
     /// Sequences in blocks of one layer's cache.
     Paged {
-        /// Keys, `[num_blocks, block_size, num_kv_heads, head_dim]`, contiguous.
+        /// Keys, `[num_blocks, block_size, num_kv_heads, head_dim]`, contiguous; u8 with `scales`.
         k_cache: &'a TensorRef,
         /// Values, as `k_cache`.
         v_cache: &'a TensorRef,
+        /// What codes of eight bits are multiplied with; `head_dim` is then a multiple of 4.
+        scales: Option<KvScales<'a>>,
         /// Blocks of each sequence, `[num_seqs, max_blocks]`, i32, last axis contiguous.
         block_table: &'a TensorRef,
         /// Keys of each sequence, `[num_seqs]`, i32.
@@ -56,7 +63,7 @@ pub enum Keys<'a> {
 /// - `q`: `[num_tokens, num_heads, head_dim]`, f32 | f16 | bf16, last axis contiguous;
 ///   `head_dim <= 256`, `num_heads` a multiple of `num_kv_heads`
 /// - `cu_seqlens_q`: `[num_seqs + 1]`, i32; starts at 0, never falls
-/// - `keys`: see [`Keys`], the dtype of `q`
+/// - `keys`: see [`Keys`], the dtype of `q`, or u8
 /// - `out`: as `q`
 /// - `lse`: `[num_tokens, num_heads]`, f32, contiguous
 ///
@@ -66,7 +73,8 @@ pub enum Keys<'a> {
 /// cache's is left out.
 ///
 /// Tensor-core kernels round the weights to the dtype before they multiply the values, and a value of infinity or NaN
-/// that one row of a tile sees may reach rows of the tile that do not.
+/// that one row of a tile sees may reach rows of the tile that do not. Of eight bits ([`KvScales`]), products are of the
+/// numbers of the codes, and scales are applied to their sums.
 ///
 /// # Memory
 /// Where the plan cuts keys into parts ([`AttentionPlan::num_splits`]), their results are kept in f32 in a buffer of the
@@ -171,7 +179,7 @@ fn attend(
                 AttentionChoice::Decode(chosen) => decode = chosen,
             }
             let known = HopperTile::all(problem.head_dim).contains(&tile)
-                && DecodeTile::all(problem.head_dim).contains(&decode);
+                && DecodeTile::all(problem.head_dim, problem.kv_dtype.size()).contains(&decode);
             if !known {
                 return check.unsupported(format!("{choice:?} for heads of {}", problem.head_dim));
             }
@@ -267,6 +275,7 @@ impl<'a> Operands<'a> {
             expected_keys: source.expected_keys,
             block_size: source.block_size(),
             dtype,
+            kv_dtype: source.k.dtype(),
         };
         problem.check(check, options)?;
         check.same(
@@ -275,7 +284,9 @@ impl<'a> Operands<'a> {
             source.k.shape().last().unwrap_or(&0),
             &head_dim,
         )?;
-        check.same("keys", "dtype", &source.k.dtype(), &dtype)?;
+        if source.scales.is_none() {
+            check.same("keys", "dtype", &source.k.dtype(), &dtype)?;
+        }
         check.rows("q", q, &[num_tokens, num_heads, head_dim], dtype)?;
         check.contiguous("cu_seqlens_q", cu_seqlens_q, &[num_seqs + 1], I32)?;
         check.rows("out", out, &[num_tokens, num_heads, head_dim], dtype)?;
@@ -283,6 +294,11 @@ impl<'a> Operands<'a> {
         let inputs = [("q", q), ("keys", source.k), ("values", source.v)];
         check.output("out", out, &inputs)?;
         check.output("lse", lse, &[("out", out), inputs[0], inputs[1], inputs[2]])?;
+        if let Some(scales) = source.scales {
+            let scales = [("k scales", scales.k), ("v scales", scales.v)];
+            check.output("out", out, &scales)?;
+            check.output("lse", lse, &scales)?;
+        }
         let operands = Self {
             q,
             cu_seqlens_q,
@@ -306,6 +322,7 @@ struct Source<'a> {
     kind: KeySource,
     k: &'a TensorRef,
     v: &'a TensorRef,
+    scales: Option<KvScales<'a>>,
     kv_lens: &'a TensorRef,
     block_table: &'a TensorRef,
     table: BlockTableShape,
@@ -334,6 +351,7 @@ impl<'a> Source<'a> {
                     kind: KeySource::Packed,
                     k,
                     v,
+                    scales: None,
                     kv_lens: cu_seqlens_k,
                     // Not read by the kernel for packed keys; any i32 buffer will do.
                     block_table: cu_seqlens_k,
@@ -345,10 +363,12 @@ impl<'a> Source<'a> {
             Keys::Paged {
                 k_cache,
                 v_cache,
+                scales,
                 block_table,
                 seq_lens,
             } => {
-                let cache = CacheProblem::checked(check, launcher.facts(), k_cache, v_cache)?;
+                let facts = launcher.facts();
+                let cache = CacheProblem::checked(check, facts, k_cache, v_cache, scales)?;
                 let table = cache.check_block_table(check, block_table, num_seqs)?;
                 // Without a block, no sequence has a key.
                 let max_blocks = if table.num_blocks == 0 {
@@ -362,6 +382,7 @@ impl<'a> Source<'a> {
                     kind: KeySource::Paged,
                     k: k_cache,
                     v: v_cache,
+                    scales,
                     kv_lens: seq_lens,
                     block_table,
                     table,
@@ -375,6 +396,17 @@ impl<'a> Source<'a> {
     /// Tokens of a block, where keys are paged.
     fn block_size(&self) -> Option<usize> {
         (self.kind == KeySource::Paged).then_some(self.table.block_size)
+    }
+
+    /// The scales of keys and of values; where there are none, what no kernel reads.
+    fn scale_args(&self) -> [BufferArg; 2] {
+        let unread = KvScales {
+            k: self.kv_lens,
+            v: self.kv_lens,
+        };
+        let KvScales { k, v } = self.scales.unwrap_or(unread);
+        // SAFETY: kernels read as many elements as the checked shape has, or none.
+        [k, v].map(|scales| unsafe { scales.buffer_arg(1) })
     }
 
     fn layout(&self, tensor: &TensorRef, vector_size: usize) -> HeadLayoutLaunch {
@@ -426,7 +458,9 @@ fn launch(
         scaled_first: options.softcap.is_some() || options.scale <= 0.0,
         inline_ptx: launcher.facts().inline_ptx,
         by_shift: source.table.block_size.is_power_of_two(),
+        fp8: problem.is_fp8(),
     };
+    let [k_scales, v_scales] = source.scale_args();
     // SAFETY: every tensor lies in its buffer, lengths and blocks are tested against the tables and
     // the keys, the outputs overlap nothing, and surplus units end first, all those of a cube together
     // where units share memory.
@@ -441,8 +475,24 @@ fn launch(
                 let Some(tile) = plan.decode else {
                     return check.unsupported("HopperDecode without a plan".into());
                 };
+                let Some(query) = HalfType::of(problem.dtype) else {
+                    return check.unsupported(format!("HopperDecode for {:?}", problem.dtype));
+                };
                 let piece_keys = source.block_size().unwrap_or(tile.keys).min(tile.keys);
                 let group = problem.num_heads / problem.num_kv_heads;
+                let spec = DecodeSpec {
+                    tile,
+                    mma: mma_spec,
+                    piece_keys,
+                    halves: group.div_ceil(8),
+                    query,
+                };
+                // Products of codes are of f16, and two codes are an element of 16 bits to the copy engine.
+                let (products, k, v) = match problem.is_fp8() {
+                    true => (F16, in_pairs(source.k), in_pairs(source.v)),
+                    false => (problem.dtype, source.k.clone(), source.v.clone()),
+                };
+                let columns = spec.copy_columns();
                 hopper_decode_kernel::launch_unchecked(
                     launcher.client(),
                     count,
@@ -450,8 +500,10 @@ fn launch(
                     address,
                     // Queries are read in words of two elements, the output is written in vectors of four.
                     q.buffer_arg(2),
-                    tma::heads_map(source.k, piece_keys, 1),
-                    tma::heads_map(source.v, piece_keys, 1),
+                    tma::narrow_heads_map(&k, piece_keys, 1, columns),
+                    tma::narrow_heads_map(&v, piece_keys, 1, columns),
+                    k_scales,
+                    v_scales,
                     cu_seqlens_q.buffer_arg(1),
                     source.kv_lens.buffer_arg(1),
                     source.block_table.buffer_arg(1),
@@ -465,13 +517,8 @@ fn launch(
                     bounds,
                     splits,
                     block_log2,
-                    DecodeSpec {
-                        tile,
-                        mma: mma_spec,
-                        piece_keys,
-                        halves: group.div_ceil(8),
-                    },
-                    dtypes,
+                    spec,
+                    [products, out.dtype()],
                 );
             }
             #[cfg(feature = "hopper")]
@@ -522,37 +569,52 @@ fn launch(
                     problem.dtype,
                 );
             }
-            AttentionKernel::Portable => attention_kernel::launch_unchecked(
-                launcher.client(),
-                count,
-                dim,
-                address,
-                n,
-                q.buffer_arg(n),
-                source.k.buffer_arg(n),
-                source.v.buffer_arg(n),
-                cu_seqlens_q.buffer_arg(1),
-                source.kv_lens.buffer_arg(1),
-                source.block_table.buffer_arg(1),
-                out.buffer_arg(n),
-                lse.buffer_arg(1),
-                head_layout(q, n),
-                source.layout(source.k, n),
-                source.layout(source.v, n),
-                head_layout(out, n),
-                source.table.arg(),
-                batch,
-                params,
-                bounds,
-                splits,
-                PortableSpec {
-                    keys: source.kind,
-                    head_vectors: problem.head_dim / n,
-                    unroll: plan.unroll,
-                    softcapped: options.softcap.is_some(),
-                },
-                dtypes,
-            ),
+            AttentionKernel::Portable => {
+                let codes = problem.is_fp8().then_some(Codes {
+                    vector: n,
+                    inline_ptx: launcher.facts().inline_ptx,
+                });
+                // Elements of keys that are read at a time, and how they are seen.
+                let (read, kv_dtype, kv_vector) = match codes {
+                    Some(codes) => (codes.per_read(), U32, codes.words()),
+                    None => (n, problem.dtype, n),
+                };
+                attention_kernel::launch_unchecked(
+                    launcher.client(),
+                    count,
+                    dim,
+                    address,
+                    n,
+                    kv_vector,
+                    q.buffer_arg(n),
+                    source.k.buffer_arg(read),
+                    source.v.buffer_arg(read),
+                    k_scales,
+                    v_scales,
+                    cu_seqlens_q.buffer_arg(1),
+                    source.kv_lens.buffer_arg(1),
+                    source.block_table.buffer_arg(1),
+                    out.buffer_arg(n),
+                    lse.buffer_arg(1),
+                    head_layout(q, n),
+                    source.layout(source.k, read),
+                    source.layout(source.v, read),
+                    head_layout(out, n),
+                    source.table.arg(),
+                    batch,
+                    params,
+                    bounds,
+                    splits,
+                    PortableSpec {
+                        keys: source.kind,
+                        head_vectors: problem.head_dim / n,
+                        unroll: plan.unroll,
+                        softcapped: options.softcap.is_some(),
+                        codes,
+                    },
+                    [problem.dtype, kv_dtype, out.dtype()],
+                );
+            }
             AttentionKernel::MmaDecode => mma_decode_kernel::launch_unchecked(
                 launcher.client(),
                 count,
@@ -585,9 +647,12 @@ fn launch(
                 count,
                 dim,
                 address,
+                mma_spec.vector_words(),
                 q.buffer_arg(n),
                 source.k.buffer_arg(n),
                 source.v.buffer_arg(n),
+                k_scales,
+                v_scales,
                 cu_seqlens_q.buffer_arg(1),
                 source.kv_lens.buffer_arg(1),
                 source.block_table.buffer_arg(1),
@@ -611,6 +676,19 @@ fn launch(
         }
     }
     Ok(())
+}
+
+/// A tensor of codes, seen in pairs, which the copy engine moves as elements of 16 bits.
+#[cfg(feature = "hopper")]
+fn in_pairs(codes: &TensorRef) -> TensorRef {
+    let mut shape = codes.shape().to_vec();
+    let mut strides = codes.strides().to_vec();
+    let last = shape.len() - 1;
+    shape[last] /= 2;
+    for stride in &mut strides[..last] {
+        *stride /= 2;
+    }
+    TensorRef::new(codes.handle().clone(), shape, strides, F16)
 }
 
 /// Puts the parts of a split call together.

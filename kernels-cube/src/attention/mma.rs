@@ -40,9 +40,16 @@ pub(super) struct MmaSpec {
     pub(super) inline_ptx: bool,
     /// Whether the block size is a power of two.
     pub(super) by_shift: bool,
+    /// Whether keys and values are codes of eight bits.
+    pub(super) fp8: bool,
 }
 
 impl MmaSpec {
+    /// Words of a vector of keys or values.
+    pub(super) fn vector_words(self) -> usize {
+        if self.fp8 { VECTOR / 4 } else { VECTOR / 2 }
+    }
+
     /// Vectors of a head.
     pub(super) fn head_vectors(self) -> usize {
         self.head_dim / VECTOR

@@ -6,7 +6,9 @@
 //! Memory    registers: queries, output, and the keys and values of the next tile on their way from memory.
 //!           Shared: two tiles of 64 keys and values; one is used while the other is filled. Rows are an odd number of
 //!           vectors apart, so that eight of them lie in different banks.
-//! Numerics  as the portable kernel, but weights are rounded to the type of the values for the second product.
+//! Numerics  as the portable kernel, but weights are rounded to the type of the queries for the second product. Keys and values
+//!           of eight bits become elements of that type on their way into shared memory, where they are exact; their scales
+//!           go into the scores and the last product.
 //! Tails     keys that no row of the tile sees are not read. A plane leaves out tiles of keys that none of its rows sees,
 //!           and tests single keys only in tiles that some row sees in part. Rows without keys give 0 and −inf. Keys whose
 //!           block is none of the cache's are left out.
@@ -23,6 +25,7 @@ use super::mma::{
     MmaSpec, RowTile, exponent_base, exponent_factor, log_sum_exp, multiply_add, pair, part_row,
     power, row_max, row_tile, row_total, score, zero_fragments,
 };
+use crate::e4m3::decode_words;
 use crate::layout::HeadLayout;
 use crate::paged::BlockTableShape;
 
@@ -48,10 +51,12 @@ pub(super) const fn shared_bytes(head_dim: usize) -> usize {
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
+pub(super) fn mma_prefill_kernel<F: Float, O: Float, M: Size>(
     q: &[Vector<F, Const<8>>],
-    k: &[Vector<u32, Const<4>>],
-    v: &[Vector<u32, Const<4>>],
+    k: &[Vector<u32, M>],
+    v: &[Vector<u32, M>],
+    k_scales: &[f32],
+    v_scales: &[f32],
     cu_seqlens_q: &[i32],
     kv_lens: &[i32],
     block_table: &[i32],
@@ -185,8 +190,8 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
 
     // Vectors of a tile that a unit carries, of K and of V.
     let carried = comptime!((KEYS * head_vectors).div_ceil(UNITS));
-    let mut next_keys = Array::<Vector<u32, Const<4>>>::new(carried);
-    let mut next_values = Array::<Vector<u32, Const<4>>>::new(carried);
+    let mut next_keys = Array::<Vector<u32, M>>::new(carried);
+    let mut next_values = Array::<Vector<u32, M>>::new(carried);
     let mut slots = Array::<i32>::new(carried);
 
     let mut base = begin / tile_keys * tile_keys;
@@ -201,7 +206,7 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
         carried,
         spec,
     );
-    load(
+    load::<M>(
         k,
         &mut next_keys,
         &slots,
@@ -210,7 +215,7 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
         carried,
         head_vectors,
     );
-    load(
+    load::<M>(
         v,
         &mut next_values,
         &slots,
@@ -219,7 +224,7 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
         carried,
         head_vectors,
     );
-    fill::<F>(
+    fill::<F, M>(
         &mut shared,
         &mut stored,
         &mut missed,
@@ -245,6 +250,13 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
     );
     sync_cube();
 
+    let mut k_scale = 1.0f32.runtime();
+    let mut v_scale = 1.0f32.runtime();
+    if comptime!(spec.fp8) {
+        k_scale = k_scales[kv_head];
+        v_scale = v_scales[kv_head];
+    }
+    let params = params.with_scale(k_scale);
     let factor = exponent_factor(&params, spec);
     let mut output = zero_fragments(head_vectors);
     let mut low_max = f32::min_value();
@@ -255,7 +267,7 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
 
     while base < end {
         // The next tile starts on its way; past the end there is nothing to load.
-        load(
+        load::<M>(
             k,
             &mut next_keys,
             &slots,
@@ -264,7 +276,7 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
             carried,
             head_vectors,
         );
-        load(
+        load::<M>(
             v,
             &mut next_values,
             &slots,
@@ -433,7 +445,7 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
 
         let other = 1 - buffer;
         let next_base = base + tile_keys;
-        fill::<F>(
+        fill::<F, M>(
             &mut shared,
             &mut stored,
             &mut missed,
@@ -476,6 +488,7 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
         &out_layout,
         low_max,
         low_sum,
+        v_scale,
         &params,
         0usize,
         spec,
@@ -492,6 +505,7 @@ pub(super) fn mma_prefill_kernel<F: Float, O: Float>(
         &out_layout,
         high_max,
         high_sum,
+        v_scale,
         &params,
         1usize,
         spec,
@@ -523,12 +537,12 @@ fn find_rows(
 /// Puts what this unit carries of the tile of keys at `base` into a buffer in shared memory.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-fn fill<F: Float>(
+fn fill<F: Float, M: Size>(
     shared: &mut Shared<[Vector<F, Const<8>>]>,
     stored: &mut Shared<[u32]>,
     missed: &mut Shared<[u32]>,
-    keys: &Array<Vector<u32, Const<4>>>,
-    values: &Array<Vector<u32, Const<4>>>,
+    keys: &Array<Vector<u32, M>>,
+    values: &Array<Vector<u32, M>>,
     slots: &Array<i32>,
     part: &KeyRange,
     base: i32,
@@ -545,9 +559,8 @@ fn fill<F: Float>(
             let key = at / head_vectors;
             let vector = at - key * head_vectors;
             let to = buffer * comptime!(KEYS * pitch) + key * pitch + vector;
-            shared[to] = Vector::<F, Const<8>>::reinterpret(keys[nth]);
-            shared[to + comptime!(2 * KEYS * pitch)] =
-                Vector::<F, Const<8>>::reinterpret(values[nth]);
+            shared[to] = elements::<F, M>(keys[nth], spec);
+            shared[to + comptime!(2 * KEYS * pitch)] = elements::<F, M>(values[nth], spec);
             if vector == 0 {
                 let is_stored = slots[nth] >= 0;
                 let position = base + key as i32;
@@ -560,11 +573,28 @@ fn fill<F: Float>(
     }
 }
 
+/// The elements of a vector, from the words that it was loaded as.
+#[cube]
+fn elements<F: Float, M: Size>(
+    words: Vector<u32, M>,
+    #[comptime] spec: MmaSpec,
+) -> Vector<F, Const<8>> {
+    if comptime!(spec.fp8) {
+        Vector::cast_from(decode_words::<M, Const<8>>(
+            words,
+            comptime!(spec.vector_words()),
+            comptime!(spec.inline_ptx),
+        ))
+    } else {
+        Vector::reinterpret(words)
+    }
+}
+
 /// The vectors of a tile of keys or values that this unit carries; zeros for keys without a row.
 #[cube]
-fn load(
-    source: &[Vector<u32, Const<4>>],
-    carried: &mut Array<Vector<u32, Const<4>>>,
+fn load<M: Size>(
+    source: &[Vector<u32, M>],
+    carried: &mut Array<Vector<u32, M>>,
     slots: &Array<i32>,
     kv_head: usize,
     layout: &HeadLayout,
@@ -596,6 +626,7 @@ fn write_row<O: Float>(
     layout: &HeadLayout,
     max: f32,
     sum: f32,
+    v_scale: f32,
     params: &ScoreParams,
     #[comptime] half: usize,
     #[comptime] spec: MmaSpec,
@@ -607,7 +638,7 @@ fn write_row<O: Float>(
         // A sum of zero means that no key was seen. A NaN must pass, so it is not compared with >.
         let mut norm = 1.0f32.runtime();
         if sum != 0.0 {
-            norm = 1.0 / sum;
+            norm = v_scale / sum;
         }
         let to = layout.offset(token, head) + quarter;
         #[unroll]

@@ -62,8 +62,10 @@ impl AttentionKernel {
                     problem.dtype,
                     ElemType::Float(FloatKind::F16 | FloatKind::BF16)
                 );
+                // Its product takes keys and values as they lie in shared memory, which the copy engine does not convert.
                 facts.hopper
                     && half
+                    && !problem.is_fp8()
                     && vector_size >= mma::VECTOR
                     && problem.head_dim.is_multiple_of(mma::VECTOR)
                     && problem.max_keys > 0
@@ -79,7 +81,7 @@ impl AttentionKernel {
                     && problem.max_keys > 0
                     && problem.block_size.is_none_or(HopperTile::takes_blocks)
             }
-            Self::MmaDecode => mma,
+            Self::MmaDecode => mma && !problem.is_fp8(),
             Self::MmaPrefill => {
                 let shared = mma_prefill::shared_bytes(problem.head_dim);
                 let units = 32 * mma_prefill::PLANES as u32;
@@ -215,8 +217,9 @@ impl DecodeTile {
             parts: 1,
             warps: 4,
             stages: 2,
-            keys: Self::keys(problem.head_dim),
+            keys: Self::keys(problem.head_dim, problem.kv_dtype.size()),
         };
+        let narrow = Self::row_bytes(problem.head_dim, problem.kv_dtype.size()) < 128;
         let cubes = problem.num_tokens * problem.num_kv_heads;
         let multiprocessors = facts.num_multiprocessors.unwrap_or(1) as usize;
         let enough = multiprocessors * 7 / 8;
@@ -227,7 +230,7 @@ impl DecodeTile {
         }
         // Cubes that have more than a multiprocessor each take all of one.
         let alone = 2 * parts * cubes <= multiprocessors;
-        match alone {
+        let tile = match alone {
             true => Self {
                 parts,
                 warps: 8,
@@ -235,20 +238,33 @@ impl DecodeTile {
                 ..tile
             },
             false => Self { parts, ..tile },
+        };
+        match narrow {
+            // As many bytes on their way.
+            true => Self {
+                stages: 2 * tile.stages,
+                ..tile
+            },
+            false => tile,
         }
     }
 
     /// Whether keys go straight into registers faster: long tables of so many sequences that nothing is cut. On an H200, 64
-    /// sequences of 8,192 tokens, 8 key heads of 128: 488 us against 542; of 1,024 tokens 72 against 69.
+    /// sequences of 8,192 tokens, 8 key heads of 128: 488 us against 542; of 1,024 tokens 72 against 69. Never of eight bits,
+    /// which that kernel does not take.
     fn is_slower(facts: &DeviceFacts, problem: &AttentionProblem) -> bool {
-        let wide = problem.head_dim > 64 && problem.expected_keys > 4096;
+        let wide = problem.head_dim > 64 && problem.expected_keys > 4096 && !problem.is_fp8();
         wide && Self::new(facts, problem).parts == 1
     }
 
-    /// Every way that the kernel knows for heads of `head_dim` elements: for tests and benches.
-    pub fn all(head_dim: usize) -> Vec<Self> {
-        let keys = Self::keys(head_dim);
-        let ways = [(4, 2, keys), (4, 3, keys), (8, 3, keys)];
+    /// Every way that the kernel knows for heads of `head_dim` elements, those of keys of `kv_bytes` bytes: for tests and
+    /// benches.
+    pub fn all(head_dim: usize, kv_bytes: usize) -> Vec<Self> {
+        let keys = Self::keys(head_dim, kv_bytes);
+        let ways = match Self::row_bytes(head_dim, kv_bytes) {
+            64 => [(4, 4, keys), (4, 6, keys), (8, 6, keys)],
+            _ => [(4, 2, keys), (4, 3, keys), (8, 3, keys)],
+        };
         let tiles = [1, 2, 4, 8].into_iter().flat_map(|parts| {
             ways.map(|(warps, stages, keys)| Self {
                 parts,
@@ -260,9 +276,17 @@ impl DecodeTile {
         tiles.collect()
     }
 
-    /// Keys of a tile: 8 KiB with their values, in most cases.
-    fn keys(head_dim: usize) -> usize {
-        if head_dim <= 64 { 32 } else { 16 }
+    /// Keys of a tile: 8 KiB with their values, in most cases; no more than a warp has units.
+    fn keys(head_dim: usize, kv_bytes: usize) -> usize {
+        if head_dim * kv_bytes <= 128 { 32 } else { 16 }
+    }
+
+    /// Bytes of a key in shared memory: whole rows of the swizzle, of 128 bytes or of 64.
+    pub(super) const fn row_bytes(head_dim: usize, kv_bytes: usize) -> usize {
+        match kv_bytes * head_dim {
+            ..=64 if kv_bytes == 1 => 64,
+            bytes => bytes.div_ceil(128) * 128,
+        }
     }
 
     /// Units of a cube.
@@ -272,8 +296,8 @@ impl DecodeTile {
 
     /// Bytes of the ring of a warp, which at the end holds the outputs of the warp and of the cube, in rows of
     /// [`Self::row_words`].
-    pub(super) const fn ring_bytes(self, head_dim: usize) -> usize {
-        let tiles = self.stages * self.keys * 2 * head_dim.div_ceil(64) * 128;
+    pub(super) const fn ring_bytes(self, head_dim: usize, kv_bytes: usize) -> usize {
+        let tiles = self.stages * self.keys * 2 * Self::row_bytes(head_dim, kv_bytes);
         let outputs = 2 * mma_decode::ROWS * 4 * Self::row_words(head_dim);
         if tiles > outputs {
             tiles
@@ -470,6 +494,10 @@ fn choose(
         AttentionKernel::HopperDecode
     } else if runs(AttentionKernel::MmaDecode) {
         AttentionKernel::MmaDecode
+    } else if problem.is_fp8() && options.fixed_split.is_none() && runs(AttentionKernel::MmaPrefill)
+    {
+        // Few rows of tokens over keys of eight bits have no kernel of their own.
+        AttentionKernel::MmaPrefill
     } else {
         AttentionKernel::Portable
     }
@@ -536,7 +564,7 @@ impl Load {
 mod tests {
     use super::*;
 
-    use crate::check::F32;
+    use crate::check::{F32, U8};
     use crate::device::tests::{cpu, gpu};
 
     const BF16: ElemType = ElemType::Float(FloatKind::BF16);
@@ -552,6 +580,7 @@ mod tests {
             expected_keys: 1000,
             block_size: Some(16),
             dtype: F32,
+            kv_dtype: F32,
         }
     }
 
@@ -566,6 +595,7 @@ mod tests {
             expected_keys: max_keys,
             block_size: Some(16),
             dtype: BF16,
+            kv_dtype: BF16,
         };
         AttentionPlan::new(&gpu(), &problem, 8, &AttentionOptions::causal(128))
     }
@@ -717,15 +747,79 @@ mod tests {
 
     #[test]
     fn rings_of_decoding_fit_into_shared_memory() {
-        for head_dim in [16, 64, 80, 128] {
-            let planned = DecodeTile::new(&gpu(), &problem(3, head_dim));
-            assert!(DecodeTile::all(head_dim).contains(&planned));
-            for tile in DecodeTile::all(head_dim) {
+        for (head_dim, kv_dtype) in [16, 64, 80, 128]
+            .into_iter()
+            .flat_map(|d| [(d, BF16), (d, U8)])
+        {
+            let of_kind = AttentionProblem {
+                kv_dtype,
+                ..problem(3, head_dim)
+            };
+            let planned = DecodeTile::new(&gpu(), &of_kind);
+            let size = kv_dtype.size();
+            assert!(DecodeTile::all(head_dim, size).contains(&planned));
+            for tile in DecodeTile::all(head_dim, size) {
                 let rest = tile.warps * (12 * tile.stages + 16 * 16) + 16 * 16;
-                let bytes = tile.warps * tile.ring_bytes(head_dim) + rest;
-                assert!(bytes <= gpu().max_shared_memory_bytes, "{tile:?}");
-                assert!(tile.ring_bytes(head_dim).is_multiple_of(1024));
+                let ring = tile.ring_bytes(head_dim, size);
+                assert!(
+                    tile.warps * ring + rest <= gpu().max_shared_memory_bytes,
+                    "{tile:?}"
+                );
+                assert!(ring.is_multiple_of(1024));
             }
+        }
+    }
+
+    #[test]
+    fn keys_of_eight_bits_go_to_the_kernels_that_take_them() {
+        let kernel = |facts: DeviceFacts, num_tokens, head_dim, fixed_split| {
+            let problem = AttentionProblem {
+                num_tokens,
+                expected_keys: 8192,
+                max_keys: 8192,
+                num_seqs: 300,
+                dtype: BF16,
+                kv_dtype: U8,
+                ..problem(1, head_dim)
+            };
+            let options = AttentionOptions {
+                fixed_split,
+                ..AttentionOptions::causal(head_dim)
+            };
+            AttentionPlan::new(&facts, &problem, 8, &options).kernel
+        };
+        let ampere = || DeviceFacts {
+            hopper: false,
+            ..gpu()
+        };
+        use AttentionKernel::{HopperDecode, MmaPrefill, Portable};
+        for head_dim in [64, 80, 128] {
+            assert_eq!(kernel(gpu(), 300, head_dim, None), HopperDecode);
+            for num_tokens in [300, 301, 60_000] {
+                assert_eq!(kernel(ampere(), num_tokens, head_dim, None), MmaPrefill);
+                assert_eq!(kernel(cpu(), num_tokens, head_dim, None), Portable);
+            }
+            for num_tokens in [301, 60_000] {
+                assert_eq!(kernel(gpu(), num_tokens, head_dim, None), MmaPrefill);
+            }
+        }
+        assert_eq!(kernel(gpu(), 300, 72, None), MmaPrefill);
+        assert_eq!(kernel(gpu(), 60_000, 256, None), Portable);
+        assert_eq!(kernel(gpu(), 300, 128, Some(256)), Portable);
+    }
+
+    #[test]
+    fn as_many_bytes_are_on_their_way_with_eight_bits() {
+        for head_dim in [64, 128] {
+            let ring = |kv_dtype: ElemType| {
+                let problem = AttentionProblem {
+                    kv_dtype,
+                    ..problem(3, head_dim)
+                };
+                let tile = DecodeTile::new(&gpu(), &problem);
+                tile.stages * tile.keys * DecodeTile::row_bytes(head_dim, kv_dtype.size())
+            };
+            assert_eq!(ring(BF16), ring(U8));
         }
     }
 

@@ -4,7 +4,7 @@
 //!
 //! Owns      unit: one row of one head over one part of its keys; rows that share a key head are neighbours.
 //! Memory    registers: the query and the output in f32, the running max and sum.
-//! Numerics  scale folded into q; dot products, softmax and sums in f32; natural exponent; one
+//! Numerics  scale folded into q; scales of eight bits applied to scores and to the last product; dot products, softmax and sums in f32; natural exponent; one
 //!           cast on write. The running max starts at the lowest finite number, so that no
 //!           difference of infinities arises.
 //! Tails     only visible keys are read. A row without keys gives 0 and −inf; so do rows past the
@@ -16,6 +16,7 @@ use cubecl::prelude::*;
 
 use super::keys::{BatchShape, KeySource, ScoreParams, Splits, sequence_keys};
 use super::mask::{MaskBounds, visible_keys};
+use crate::e4m3::{Codes, vector_at};
 use crate::layout::HeadLayout;
 use crate::paged::{BlockTableShape, KeyRun};
 use crate::sequence::sequence_of;
@@ -30,13 +31,18 @@ pub(super) struct PortableSpec {
     pub(super) head_vectors: usize,
     pub(super) unroll: bool,
     pub(super) softcapped: bool,
+    /// How keys and values are read, if they are codes of eight bits.
+    pub(super) codes: Option<Codes>,
 }
 
+/// Keys and values are vectors of `M` elements of `E`: those of the queries, or words of codes.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn attention_kernel<F: Float, O: Float, N: Size>(
+pub(super) fn attention_kernel<F: Float, E: Numeric, O: Float, N: Size, M: Size>(
     q: &[Vector<F, N>],
-    k: &[Vector<F, N>],
-    v: &[Vector<F, N>],
+    k: &[Vector<E, M>],
+    v: &[Vector<E, M>],
+    k_scales: &[f32],
+    v_scales: &[f32],
     cu_seqlens_q: &[i32],
     kv_lens: &[i32],
     block_table: &[i32],
@@ -52,7 +58,7 @@ pub(super) fn attention_kernel<F: Float, O: Float, N: Size>(
     bounds: MaskBounds,
     splits: Splits,
     #[comptime] spec: PortableSpec,
-    #[define(F, O)] _dtypes: [ElemType; 2],
+    #[define(F, E, O)] _dtypes: [ElemType; 3],
 ) {
     let num_rows = batch.num_tokens * batch.num_heads;
     let split = ABSOLUTE_POS / num_rows;
@@ -66,7 +72,13 @@ pub(super) fn attention_kernel<F: Float, O: Float, N: Size>(
     let head = kv_head * batch.group_size + row % batch.group_size;
 
     let query = &q[q_layout.offset(token, head)..];
-    let mut state = RowState::<N>::new::<F>(query, params.scale, spec);
+    let mut k_scale = 1.0f32.runtime();
+    let mut v_scale = 1.0f32.runtime();
+    if comptime!(spec.codes.is_some()) {
+        k_scale = k_scales[kv_head];
+        v_scale = v_scales[kv_head];
+    }
+    let mut state = RowState::<N>::new::<F>(query, params.scale, k_scale, spec);
 
     if (token as i32) < cu_seqlens_q[batch.num_seqs] {
         let sequence = sequence_of(cu_seqlens_q, batch.num_seqs, token as i32);
@@ -95,7 +107,7 @@ pub(super) fn attention_kernel<F: Float, O: Float, N: Size>(
                 while key + KEYS_PER_STEP <= run.len {
                     let k_run = &k[k_from + key * k_layout.token..];
                     let v_run = &v[v_from + key * v_layout.token..];
-                    state.attend::<F>(
+                    state.attend::<E, M>(
                         k_run,
                         v_run,
                         k_layout.token,
@@ -109,7 +121,7 @@ pub(super) fn attention_kernel<F: Float, O: Float, N: Size>(
                 while key < run.len {
                     let k_run = &k[k_from + key * k_layout.token..];
                     let v_run = &v[v_from + key * v_layout.token..];
-                    state.attend::<F>(
+                    state.attend::<E, M>(
                         k_run,
                         v_run,
                         k_layout.token,
@@ -126,7 +138,11 @@ pub(super) fn attention_kernel<F: Float, O: Float, N: Size>(
     }
 
     let out_token = split * batch.num_tokens + token;
-    state.write::<O>(&mut out[out_layout.offset(out_token, head)..], spec);
+    state.write::<O>(
+        &mut out[out_layout.offset(out_token, head)..],
+        v_scale,
+        spec,
+    );
     lse[out_token * batch.num_heads + head] = state.log_sum_exp();
 }
 
@@ -134,6 +150,7 @@ pub(super) fn attention_kernel<F: Float, O: Float, N: Size>(
 #[derive(CubeType)]
 struct RowState<N: Size> {
     query: Array<Vector<f32, N>>,
+    k_scale: f32,
     output: Array<Vector<f32, N>>,
     max: f32,
     sum: f32,
@@ -144,6 +161,7 @@ impl<N: Size> RowState<N> {
     fn new<F: Float>(
         query: &[Vector<F, N>],
         scale: f32,
+        k_scale: f32,
         #[comptime] spec: PortableSpec,
     ) -> RowState<N> {
         let mut scaled = Array::<Vector<f32, N>>::new(spec.head_vectors);
@@ -155,6 +173,7 @@ impl<N: Size> RowState<N> {
         }
         RowState::<N> {
             query: scaled,
+            k_scale,
             output,
             max: f32::min_value(),
             sum: 0.0f32.runtime(),
@@ -163,10 +182,10 @@ impl<N: Size> RowState<N> {
 
     /// Takes in `keys` neighbouring keys, all of them visible.
     #[allow(clippy::too_many_arguments)]
-    fn attend<F: Float>(
+    fn attend<E: Numeric, M: Size>(
         &mut self,
-        k: &[Vector<F, N>],
-        v: &[Vector<F, N>],
+        k: &[Vector<E, M>],
+        v: &[Vector<E, M>],
         k_stride: usize,
         v_stride: usize,
         softcap: f32,
@@ -180,10 +199,13 @@ impl<N: Size> RowState<N> {
             let mut dot = Vector::<f32, N>::zero();
             #[unroll(spec.unroll)]
             for i in 0..spec.head_vectors {
-                let element = Vector::cast_from(k[key * k_stride + i]);
+                let element = element::<E, M, N>(k, key * k_stride, i, spec);
                 dot = fma(self.query[i], element, dot);
             }
             let mut score = dot.vector_sum();
+            if comptime!(spec.codes.is_some()) {
+                score *= self.k_scale;
+            }
             if comptime!(spec.softcapped) {
                 score = softcap * (score / softcap).tanh();
             }
@@ -204,7 +226,7 @@ impl<N: Size> RowState<N> {
             let mut output = self.output[i] * Vector::new(kept);
             #[unroll]
             for key in 0..keys {
-                let element = Vector::cast_from(v[key * v_stride + i]);
+                let element = element::<E, M, N>(v, key * v_stride, i, spec);
                 output = fma(Vector::new(weights[key]), element, output);
             }
             self.output[i] = output;
@@ -217,11 +239,16 @@ impl<N: Size> RowState<N> {
         clippy::needless_range_loop,
         reason = "kernels unroll ranges, not iterators"
     )]
-    fn write<O: Float>(&self, out: &mut [Vector<O, N>], #[comptime] spec: PortableSpec) {
+    fn write<O: Float>(
+        &self,
+        out: &mut [Vector<O, N>],
+        v_scale: f32,
+        #[comptime] spec: PortableSpec,
+    ) {
         // A sum of zero means that no key was seen. A NaN must pass, so it is not compared with >.
         let mut norm = 1.0f32.runtime();
         if self.sum != 0.0 {
-            norm = 1.0 / self.sum;
+            norm = v_scale / self.sum;
         }
         #[unroll(spec.unroll)]
         for i in 0..spec.head_vectors {
@@ -235,5 +262,21 @@ impl<N: Size> RowState<N> {
             lse = self.max + self.sum.ln();
         }
         lse
+    }
+}
+
+/// Vector `nth` of the key or value that begins at `from`.
+#[cube]
+fn element<E: Numeric, M: Size, N: Size>(
+    source: &[Vector<E, M>],
+    from: usize,
+    nth: usize,
+    #[comptime] spec: PortableSpec,
+) -> Vector<f32, N> {
+    if comptime!(spec.codes.is_some()) {
+        let codes = comptime!(spec.codes.expect("codes"));
+        vector_at::<E, M, N>(source, from, nth, codes)
+    } else {
+        Vector::cast_from(source[from + nth])
     }
 }

@@ -1,7 +1,7 @@
 use cubecl::ir::ElemType;
 
 use super::AttentionOptions;
-use crate::check::Check;
+use crate::check::{Check, U8};
 use crate::error::KernelError;
 
 /// The largest `head_dim` that the kernels take.
@@ -26,11 +26,18 @@ pub struct AttentionProblem {
     pub expected_keys: usize,
     /// Tokens of a block, where keys are paged.
     pub block_size: Option<usize>,
-    /// The type of queries, keys, values and output.
+    /// The type of queries and output.
     pub dtype: ElemType,
+    /// The type of keys and values: that of queries, or u8 for codes of e4m3.
+    pub kv_dtype: ElemType,
 }
 
 impl AttentionProblem {
+    /// Whether keys and values are codes of eight bits.
+    pub(super) fn is_fp8(&self) -> bool {
+        self.kv_dtype == U8
+    }
+
     pub(super) fn check(
         &self,
         check: Check,

@@ -106,6 +106,18 @@ pub(crate) fn load_turned_matrices(address: u32) -> Vector<u32, Const<4>> {
     words
 }
 
+/// Of two words of bytes a b c d and e f g h, lowest first: a c e g, or with `odd` b d f h.
+#[cube]
+pub(crate) fn every_other_byte(first: u32, second: u32, #[comptime] odd: bool) -> u32 {
+    let order = comptime!(if odd { 0x7531u32 } else { 0x6420 });
+    // As values, not as addresses of variables.
+    let first = first + 0;
+    let second = second + 0;
+    let bytes: u32;
+    gpu_asm!("prmt.b32 {}, {}, {}, {order};", out(_) bytes, in(_) first, in(_) second, options(pure, nomem));
+    bytes + 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

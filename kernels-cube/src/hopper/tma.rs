@@ -50,6 +50,20 @@ pub(crate) unsafe fn heads_map(
     tile_tokens: usize,
     tile_heads: usize,
 ) -> TensorMapArg<Tiled> {
+    // SAFETY: the caller promises the same.
+    unsafe { narrow_heads_map(tensor, tile_tokens, tile_heads, TILE_COLUMNS) }
+}
+
+/// The same for tiles of `tile_columns`, 64 or 32, swizzled over 128 or 64 bytes.
+///
+/// # Safety
+/// As [`heads_map`].
+pub(crate) unsafe fn narrow_heads_map(
+    tensor: &TensorRef,
+    tile_tokens: usize,
+    tile_heads: usize,
+    tile_columns: usize,
+) -> TensorMapArg<Tiled> {
     let mut shape = tensor.shape().to_vec();
     let mut strides = tensor.strides().to_vec();
     if shape.len() == 3 {
@@ -70,9 +84,13 @@ pub(crate) unsafe fn heads_map(
             Shape::from(shape),
         )
     };
-    let tile_size = Shape::from(vec![1, tile_tokens, tile_heads, TILE_COLUMNS]);
+    let tile_size = Shape::from(vec![1, tile_tokens, tile_heads, tile_columns]);
+    let swizzle = match tile_columns {
+        TILE_COLUMNS => TensorMapSwizzle::B128,
+        _ => TensorMapSwizzle::B64,
+    };
     TensorMapArg::new(TiledArgs { tile_size }, heads, tensor.dtype())
-        .with_swizzle(TensorMapSwizzle::B128)
+        .with_swizzle(swizzle)
         .with_prefetch(TensorMapPrefetch::B256)
 }
 

@@ -1,8 +1,10 @@
 use cubecl::ir::ElemType;
 
+use super::fp8::rotary_and_store_fp8_kernel;
 use super::portable::{RotaryShapeLaunch, rotary_and_store_kernel, rotary_kernel};
-use crate::cache::CacheProblem;
+use crate::cache::{CacheProblem, KvScales};
 use crate::check::{Check, F32, I32};
+use crate::e4m3::{self, Pieces};
 use crate::error::KernelError;
 use crate::launcher::Launcher;
 use crate::layout::{head_layout, slot_layout};
@@ -106,8 +108,12 @@ pub fn rotary(
 /// - `rope`: see [`RotaryTable`]
 /// - `slots`: `[num_tokens]`, i32
 /// - `q_out`: as `q`, another buffer
-/// - `k_cache`, `v_cache`: `[num_blocks, block_size, num_kv_heads, head_dim]`, same dtype,
-///   contiguous, two buffers; written in place
+/// - `k_cache`, `v_cache`: `[num_blocks, block_size, num_kv_heads, head_dim]`, same dtype, or u8
+///   with `scales`, contiguous, two buffers; written in place
+/// - `scales`: see [`KvScales`]; `head_dim` is then a multiple of 4, `rotary_dim` one of 8
+///
+/// # Numerics
+/// As [`rotary`]; with `scales`, rotated keys become codes without a cast between.
 ///
 /// # Errors
 /// As [`rotary`].
@@ -122,15 +128,24 @@ pub fn rotary_and_store(
     q_out: &TensorRef,
     k_cache: &TensorRef,
     v_cache: &TensorRef,
+    scales: Option<KvScales<'_>>,
 ) -> Result<(), KernelError> {
     let check = Check::new("rotary_and_store");
     let problem = RotaryProblem::checked(check, launcher, q, k, rope)?;
-    let cache = CacheProblem::checked(check, launcher.facts(), k_cache, v_cache)?;
+    let cache = CacheProblem::checked(check, launcher.facts(), k_cache, v_cache, scales)?;
     let packed = cache.packed_shape(problem.num_tokens);
-    check.rows("k", k, &packed, cache.dtype)?;
-    check.rows("v", v, &packed, cache.dtype)?;
+    check.rows("k", k, &packed, problem.dtype)?;
+    check.rows("v", v, &packed, problem.dtype)?;
     check.rows("q_out", q_out, q.shape(), problem.dtype)?;
-    check.same("cache", "dtype", &cache.dtype, &problem.dtype)?;
+    if !cache.is_fp8() {
+        check.same("cache", "dtype", &cache.dtype, &problem.dtype)?;
+    } else if !problem.rotary_dim.is_multiple_of(2 * e4m3::WORD) {
+        return check.unsupported(format!(
+            "rotary_dim {} with a cache of eight bits, expected a multiple of {}",
+            problem.rotary_dim,
+            2 * e4m3::WORD
+        ));
+    }
     check.contiguous("slots", slots, &[problem.num_tokens], I32)?;
     let inputs = [("q", q), ("k", k), ("v", v), ("table", rope.table)];
     check.output("q_out", q_out, &inputs)?;
@@ -142,6 +157,12 @@ pub fn rotary_and_store(
         &[("q_out", q_out), ("v_cache", v_cache)],
     )?;
     check.output("v_cache", v_cache, &[("q_out", q_out)])?;
+    if let Some(scales) = scales {
+        let scales = [("k scales", scales.k), ("v scales", scales.v)];
+        check.output("q_out", q_out, &scales)?;
+        check.output("k_cache", k_cache, &scales)?;
+        check.output("v_cache", v_cache, &scales)?;
+    }
     if problem.is_empty() {
         return Ok(());
     }
@@ -151,6 +172,43 @@ pub fn rotary_and_store(
     let split = problem.split(launcher, n);
     let grid = split.grid(launcher.facts());
     let (count, dim, address) = launcher.topology(check, grid, n, &tensors)?;
+    if let Some(scales) = scales {
+        let pieces = Pieces::new(n, launcher.facts().inline_ptx);
+        // SAFETY: as below.
+        unsafe {
+            rotary_and_store_fp8_kernel::launch_unchecked(
+                launcher.client(),
+                count,
+                dim,
+                address,
+                n,
+                pieces.elements,
+                pieces.words(),
+                q.buffer_arg(n),
+                k.buffer_arg(n),
+                v.buffer_arg(n),
+                rope.positions.buffer_arg(1),
+                rope.table.buffer_arg(n),
+                slots.buffer_arg(1),
+                scales.k.buffer_arg(1),
+                scales.v.buffer_arg(1),
+                q_out.buffer_arg(n),
+                k_cache.buffer_arg(pieces.elements),
+                v_cache.buffer_arg(pieces.elements),
+                head_layout(q, n),
+                head_layout(k, n),
+                head_layout(v, n),
+                head_layout(q_out, n),
+                slot_layout(k_cache, pieces.elements),
+                problem.arg(n),
+                split.arg(),
+                cache.num_slots(),
+                pieces,
+                problem.dtype,
+            );
+        }
+        return Ok(());
+    }
     // SAFETY: every tensor lies in its buffer, positions are held inside the table, slots are
     // tested against the cache, the outputs overlap nothing, and surplus units end first.
     unsafe {

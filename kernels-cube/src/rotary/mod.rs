@@ -1,8 +1,9 @@
 //! Rotary position embedding, alone or fused with the store into the paged cache.
 //!
 //! - `launch.rs`: checks, plan, launch
-//! - `portable.rs`: the kernels, for every runtime
+//! - `portable.rs`: the kernels, for every runtime; `fp8.rs`: with a cache of eight bits
 
+mod fp8;
 mod launch;
 mod portable;
 

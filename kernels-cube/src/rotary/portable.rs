@@ -20,10 +20,10 @@ use crate::rows::RowPart;
 /// Sizes of the heads, in vectors, and of the table.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct RotaryShape {
-    num_heads: usize,
-    num_kv_heads: usize,
-    head_vectors: usize,
-    half_vectors: usize,
+    pub(super) num_heads: usize,
+    pub(super) num_kv_heads: usize,
+    pub(super) head_vectors: usize,
+    pub(super) half_vectors: usize,
     max_positions: usize,
 }
 
@@ -116,7 +116,7 @@ pub(super) fn rotary_and_store_kernel<F: Float, N: Size>(
 #[cube]
 impl RotaryShape {
     /// Where the cosines of a position begin in the table; its sines follow.
-    fn angles_of(&self, position: i32) -> usize {
+    pub(super) fn angles_of(&self, position: i32) -> usize {
         let mut row = 0usize.runtime();
         if position > 0 {
             row = position as usize;
@@ -130,7 +130,7 @@ impl RotaryShape {
 
 /// Rotates the part of one head that belongs to this unit.
 #[cube]
-fn rotate_head<F: Float, N: Size>(
+pub(super) fn rotate_head<F: Float, N: Size>(
     x: &[Vector<F, N>],
     from: usize,
     table: &[Vector<f32, N>],

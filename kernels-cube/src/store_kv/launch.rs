@@ -1,6 +1,8 @@
+use super::fp8::store_kv_fp8_kernel;
 use super::portable::store_kv_kernel;
-use crate::cache::CacheProblem;
+use crate::cache::{CacheProblem, KvScales};
 use crate::check::{Check, I32};
+use crate::e4m3::Pieces;
 use crate::error::KernelError;
 use crate::launcher::Launcher;
 use crate::layout::{head_layout, slot_layout};
@@ -15,8 +17,9 @@ use crate::tensor::TensorRef;
 ///
 /// # Shapes
 /// - `k`, `v`: `[num_tokens, num_kv_heads, head_dim]`, f32 | f16 | bf16, last axis contiguous
-/// - `k_cache`, `v_cache`: `[num_blocks, block_size, num_kv_heads, head_dim]`, same dtype,
-///   contiguous, two buffers; written in place
+/// - `k_cache`, `v_cache`: `[num_blocks, block_size, num_kv_heads, head_dim]`, same dtype, or u8
+///   with `scales`, contiguous, two buffers; written in place
+/// - `scales`: see [`KvScales`]; `head_dim` is then a multiple of 4
 /// - `slots`: `[num_tokens]`, i32
 ///
 /// # Errors
@@ -28,14 +31,19 @@ pub fn store_kv(
     v: &TensorRef,
     k_cache: &TensorRef,
     v_cache: &TensorRef,
+    scales: Option<KvScales<'_>>,
     slots: &TensorRef,
 ) -> Result<(), KernelError> {
     let check = Check::new("store_kv");
-    let cache = CacheProblem::checked(check, launcher.facts(), k_cache, v_cache)?;
+    let cache = CacheProblem::checked(check, launcher.facts(), k_cache, v_cache, scales)?;
     let [num_tokens, _, _] = check.sizes("k", k)?;
     let packed = cache.packed_shape(num_tokens);
-    check.rows("k", k, &packed, cache.dtype)?;
-    check.rows("v", v, &packed, cache.dtype)?;
+    let dtype = match cache.is_fp8() {
+        true => check.float(launcher.facts(), "k", k)?,
+        false => cache.dtype,
+    };
+    check.rows("k", k, &packed, dtype)?;
+    check.rows("v", v, &packed, dtype)?;
     check.contiguous("slots", slots, &[num_tokens], I32)?;
     check.output(
         "k_cache",
@@ -43,12 +51,21 @@ pub fn store_kv(
         &[("k", k), ("v", v), ("v_cache", v_cache)],
     )?;
     check.output("v_cache", v_cache, &[("k", k), ("v", v)])?;
+    if let Some(scales) = scales {
+        let scales = [("k scales", scales.k), ("v scales", scales.v)];
+        check.output("k_cache", k_cache, &scales)?;
+        check.output("v_cache", v_cache, &scales)?;
+    }
     if cache.is_empty() || num_tokens == 0 {
         return Ok(());
     }
 
-    let n = launcher.vector_size(cache.dtype, &[cache.head_dim], &[k, v, k_cache, v_cache]);
-    let head_vectors = cache.head_dim / n;
+    let n = launcher.vector_size(dtype, &[cache.head_dim], &[k, v, k_cache, v_cache]);
+    let pieces = Pieces::new(n, launcher.facts().inline_ptx);
+    let head_vectors = match scales {
+        Some(_) => cache.head_dim / pieces.elements,
+        None => cache.head_dim / n,
+    };
     let split = RowSplit::new(
         launcher.facts(),
         num_tokens * cache.num_kv_heads,
@@ -56,6 +73,37 @@ pub fn store_kv(
     );
     let grid = split.grid(launcher.facts());
     let (count, dim, address) = launcher.topology(check, grid, n, &[k, v, k_cache, v_cache])?;
+    if let Some(scales) = scales {
+        // SAFETY: as below.
+        unsafe {
+            store_kv_fp8_kernel::launch_unchecked(
+                launcher.client(),
+                count,
+                dim,
+                address,
+                n,
+                pieces.elements,
+                pieces.words(),
+                k.buffer_arg(n),
+                v.buffer_arg(n),
+                scales.k.buffer_arg(1),
+                scales.v.buffer_arg(1),
+                slots.buffer_arg(1),
+                k_cache.buffer_arg(pieces.elements),
+                v_cache.buffer_arg(pieces.elements),
+                head_layout(k, n),
+                head_layout(v, n),
+                slot_layout(k_cache, pieces.elements),
+                split.arg(),
+                cache.num_kv_heads,
+                head_vectors,
+                cache.num_slots(),
+                pieces,
+                dtype,
+            );
+        }
+        return Ok(());
+    }
     // SAFETY: every tensor lies in its buffer, slots are tested against the cache, the outputs
     // overlap nothing, and surplus units end first.
     unsafe {

@@ -5,11 +5,11 @@
 
 use burn_paged_kernels::{
     AttentionChoice, AttentionKernel, AttentionOptions, Epilogue, HopperTile, KernelError, Keys,
-    Launcher, PartialAttention, RotaryTable, TensorRef, add_rms_norm, attention, attention_with,
-    embedding, gather_kv, greedy, linear, merge_attention, next_tokens, rms_norm, rotary,
-    rotary_and_store, sample, silu_and_mul, store_kv,
+    KvScales, Launcher, PartialAttention, RotaryTable, TensorRef, add_rms_norm, attention,
+    attention_with, embedding, gather_kv, greedy, linear, merge_attention, next_tokens, rms_norm,
+    rotary, rotary_and_store, sample, silu_and_mul, store_kv,
 };
-use cubecl::ir::{ElemType, FloatKind, IntKind};
+use cubecl::ir::{ElemType, FloatKind, IntKind, UIntKind};
 
 use crate::promise::Promise;
 
@@ -58,6 +58,7 @@ pub(crate) fn all() -> Vec<Call> {
             suffix: name,
             dtype: ElemType::Float(kind),
             choice: None,
+            fp8: false,
             calls: Vec::new(),
         };
         calls.norm();
@@ -66,6 +67,10 @@ pub(crate) fn all() -> Vec<Call> {
         calls.linear();
         calls.cache();
         calls.attention();
+        calls.fp8 = true;
+        calls.choice = None;
+        calls.cache_of_eight_bits();
+        calls.attention_over_eight_bits();
         calls.calls
     });
     calls.into_iter().flatten().collect()
@@ -77,6 +82,8 @@ struct Calls {
     dtype: ElemType,
     /// What computes the next calls of attention; `None` for what is planned.
     choice: Option<AttentionChoice>,
+    /// Whether the next calls of attention read a cache of eight bits.
+    fp8: bool,
     calls: Vec<Call>,
 }
 
@@ -177,6 +184,7 @@ impl Calls {
                         &heads(8),
                         &cache(),
                         &cache(),
+                        None,
                     )
                 },
             );
@@ -326,6 +334,7 @@ impl Calls {
                         &new(),
                         &cache(),
                         &cache(),
+                        None,
                         &t.ints(&[7]),
                     )
                 },
@@ -341,6 +350,7 @@ impl Calls {
                         t.launcher,
                         &cache(),
                         &cache(),
+                        None,
                         &table,
                         &starts,
                         &out(),
@@ -427,6 +437,111 @@ impl Calls {
         self.paged("prefill", 512, Heads::new(4, 1, 33), causal, portable(128));
     }
 
+    fn cache_of_eight_bits(&mut self) {
+        let dtype = self.dtype;
+        // In vectors, in words, and a cache whose indices need 64 bits.
+        for (blocks, head_dim) in [(64, 128), (64, 36), (WIDE_BLOCKS, 36)] {
+            let wide = if blocks == WIDE_BLOCKS { " wide" } else { "" };
+            let cache = move |t: &Tensors<'_>| t.tensor(U8, &[blocks, 16, 2, head_dim]);
+            let scales = |t: &Tensors<'_>| [(); 2].map(|()| t.tensor(F32, &[2]));
+            self.add(
+                &format!("store_kv fp8 {head_dim}{wide}"),
+                Promise::new(&["store_kv_fp8_kernel"], 40),
+                move |t| {
+                    let new = || t.tensor(dtype, &[7, 2, head_dim]);
+                    let [k, v] = &scales(t);
+                    let scales = Some(KvScales { k, v });
+                    let slots = t.ints(&[7]);
+                    store_kv(
+                        t.launcher,
+                        &new(),
+                        &new(),
+                        &cache(t),
+                        &cache(t),
+                        scales,
+                        &slots,
+                    )
+                },
+            );
+            self.add(
+                &format!("gather_kv fp8 {head_dim}{wide}"),
+                Promise::new(&["gather_kv_fp8_kernel"], 40),
+                move |t| {
+                    let out = || t.tensor(dtype, &[70, 2, head_dim]);
+                    let [k, v] = &scales(t);
+                    gather_kv(
+                        t.launcher,
+                        &cache(t),
+                        &cache(t),
+                        Some(KvScales { k, v }),
+                        &t.ints(&[3, 9]),
+                        &t.ints(&[4]),
+                        &out(),
+                        &out(),
+                    )
+                },
+            );
+        }
+        for (head_dim, rotary_dim) in [(128, 128), (80, 32), (36, 24)] {
+            self.add(
+                &format!("rotary_and_store fp8 {rotary_dim} of {head_dim}"),
+                Promise::new(&["rotary_and_store_fp8_kernel"], 64),
+                move |t| {
+                    let heads = |heads| t.tensor(dtype, &[7, heads, head_dim]);
+                    let cache = || t.tensor(U8, &[64, 16, 2, head_dim]);
+                    let [k, v] = [(); 2].map(|()| t.tensor(F32, &[2]));
+                    rotary_and_store(
+                        t.launcher,
+                        &heads(8),
+                        &heads(2),
+                        &heads(2),
+                        RotaryTable {
+                            positions: &t.ints(&[7]),
+                            table: &t.tensor(F32, &[512, rotary_dim]),
+                        },
+                        &t.ints(&[7]),
+                        &heads(8),
+                        &cache(),
+                        &cache(),
+                        Some(KvScales { k: &k, v: &v }),
+                    )
+                },
+            );
+        }
+    }
+
+    fn attention_over_eight_bits(&mut self) {
+        let causal = AttentionOptions::causal(128);
+        let every = AttentionOptions {
+            window: Some(256),
+            softcap: Some(30.0),
+            ..causal
+        };
+        let llama = Heads::new(32, 8, 128);
+        if self.dtype != F32 {
+            if cfg!(feature = "hopper") {
+                // In clusters, and each cube on its own.
+                for num_tokens in [4, 512] {
+                    let form = format!("decode {num_tokens}");
+                    self.choice = Some(AttentionChoice::Kernel(AttentionKernel::HopperDecode));
+                    for heads in [llama, Heads::new(9, 3, 64), Heads::new(16, 1, 80)] {
+                        self.paged(&form, num_tokens, heads, causal, HOPPER_DECODE);
+                    }
+                }
+                let heads = Heads::new(16, 1, 128);
+                self.paged("decode window, softcap", 4, heads, every, HOPPER_DECODE);
+            }
+            self.choice = Some(AttentionChoice::Kernel(AttentionKernel::MmaPrefill));
+            self.paged("prefill", 512, llama, causal, PREFILL);
+            self.paged("prefill", 512, Heads::new(9, 3, 64), causal, SPLIT_PREFILL);
+            self.paged("prefill", 512, Heads::new(4, 1, 80), causal, SPLIT_PREFILL);
+            self.paged("prefill window, softcap", 512, llama, every, PREFILL);
+        }
+        self.choice = Some(AttentionChoice::Kernel(AttentionKernel::Portable));
+        self.paged("prefill", 512, Heads::new(9, 3, 64), causal, portable(255));
+        self.paged("prefill", 512, Heads::new(4, 1, 36), causal, portable(255));
+    }
+
     fn packed(&mut self, form: &str, heads: Heads, options: AttentionOptions, promise: Promise) {
         let (dtype, choice) = (self.dtype, self.choice);
         self.add(&heads.name(form, choice), promise, move |t| {
@@ -461,13 +576,20 @@ impl Calls {
         options: AttentionOptions,
         promise: Promise,
     ) {
-        let (dtype, choice) = (self.dtype, self.choice);
-        self.add(&heads.name(form, choice), promise, move |t| {
+        let (dtype, choice, fp8) = (self.dtype, self.choice, self.fp8);
+        let form = format!("{form}{}", if fp8 { " fp8" } else { "" });
+        self.add(&heads.name(&form, choice), promise, move |t| {
             let q = || t.tensor(dtype, &[num_tokens, heads.num_heads, heads.head_dim]);
-            let cache = || t.tensor(dtype, &[1000, 16, heads.num_kv_heads, heads.head_dim]);
+            let kv_dtype = if fp8 { U8 } else { dtype };
+            let cache = || t.tensor(kv_dtype, &[1000, 16, heads.num_kv_heads, heads.head_dim]);
+            let scales = [(); 2].map(|()| t.tensor(F32, &[heads.num_kv_heads]));
             let keys = Keys::Paged {
                 k_cache: &cache(),
                 v_cache: &cache(),
+                scales: fp8.then_some(KvScales {
+                    k: &scales[0],
+                    v: &scales[1],
+                }),
                 block_table: &t.ints(&[NUM_SEQS, 200]),
                 seq_lens: &t.ints(&[NUM_SEQS]),
             };
@@ -488,6 +610,7 @@ impl Calls {
 }
 
 const F32: ElemType = ElemType::Float(FloatKind::F32);
+const U8: ElemType = ElemType::UInt(UIntKind::U8);
 
 /// Sequences of a call of attention.
 const NUM_SEQS: usize = 4;

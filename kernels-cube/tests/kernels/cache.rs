@@ -121,6 +121,7 @@ fn store_case(launcher: &Launcher, case: &Case, dtype: Dtype, layout: Layout) {
         &v_on.tensor,
         &k_cache_on.tensor,
         &v_cache_on.tensor,
+        None,
         &slots_on,
     )
     .unwrap();
@@ -156,6 +157,7 @@ fn slot_minus_one_writes_nothing() {
             &k.tensor,
             &k_cache.tensor,
             &v_cache.tensor,
+            None,
             &slots,
         )
         .unwrap();
@@ -189,6 +191,7 @@ fn store_of_many_tokens_is_split_over_the_grid() {
         &k.tensor,
         &k_cache.tensor,
         &v_cache.tensor,
+        None,
         &slots,
     )
     .unwrap();
@@ -285,6 +288,7 @@ fn gather_case(
         launcher,
         &Placed::dense(launcher, dtype, &shape, &k_cache).tensor,
         &Placed::dense(launcher, dtype, &shape, &v_cache).tensor,
+        None,
         &ints(launcher, &[lens.len(), max_blocks], &table),
         &ints(launcher, &[lens.len() + 1], &cu_seqlens),
         &k_on.tensor,
@@ -306,6 +310,7 @@ fn gather_with_a_short_table_gives_zeros() {
         &launcher,
         &cache().tensor,
         &cache().tensor,
+        None,
         &ints(&launcher, &[1, 1], &[1]),
         &ints(&launcher, &[2], &[0, 5]),
         &k.tensor,

@@ -48,6 +48,7 @@ fn offsets_past_32_bits_are_right() {
         &place(&v),
         &k_cache,
         &v_cache,
+        None,
         &slots,
     )
     .unwrap();
@@ -59,6 +60,7 @@ fn offsets_past_32_bits_are_right() {
         &launcher,
         &k_cache,
         &v_cache,
+        None,
         &table,
         &starts,
         &gathered[0].tensor,
@@ -75,6 +77,7 @@ fn offsets_past_32_bits_are_right() {
     let keys = Keys::Paged {
         k_cache: &k_cache,
         v_cache: &v_cache,
+        scales: None,
         block_table: &table,
         seq_lens: &ints(&launcher, &[1], &[num_keys as i32]),
     };

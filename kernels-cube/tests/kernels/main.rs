@@ -4,6 +4,7 @@
 //! - `place.rs`: tensors on the device in any layout, with poison around them
 //! - `compare.rs`: the one comparison
 //! - `attention/`, `cache.rs`, `merge.rs`, `linear.rs`, `norm.rs`, `rotary.rs`, `rows.rs`, `sample.rs`: the ops
+//! - `fp8.rs`: the cache of eight bits, but for attention over it
 //! - `large.rs`: offsets that 32 bits do not hold, where the memory is there
 //! - `refuse.rs`: what is refused before a launch
 #![cfg(any(
@@ -21,6 +22,7 @@ mod attention;
 mod bf16;
 mod cache;
 mod compare;
+mod fp8;
 mod large;
 mod linear;
 mod merge;

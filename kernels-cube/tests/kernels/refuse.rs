@@ -1,9 +1,9 @@
 //! What is refused before a launch, and what launches nothing.
 
 use burn_paged_kernels::{
-    AttentionOptions, DeviceFacts, KernelError, Keys, Launcher, PartialAttention, RotaryTable,
-    SAMPLE_MAX_VOCAB, SAMPLE_WORDS, TensorRef, attention, embedding, gather_kv, greedy,
-    merge_attention, next_tokens, rms_norm, rotary, sample, silu_and_mul, store_kv,
+    AttentionOptions, DeviceFacts, KernelError, Keys, KvScales, Launcher, PartialAttention,
+    RotaryTable, SAMPLE_MAX_VOCAB, SAMPLE_WORDS, TensorRef, attention, embedding, gather_kv,
+    greedy, merge_attention, next_tokens, rms_norm, rotary, sample, silu_and_mul, store_kv,
 };
 
 use crate::arith::Dtype;
@@ -106,7 +106,7 @@ fn outputs_that_overlap_are_refused() {
     let k = zeros(on, Dtype::F32, &[1, 1, 8]);
     let slots = ints(on, &[1], &[0]);
     invalid(
-        store_kv(on, &k, &k, &cache, &cache, &slots),
+        store_kv(on, &k, &k, &cache, &cache, None, &slots),
         "k_cache shares memory with v_cache",
     );
     // Two halves of one buffer do not overlap.
@@ -240,8 +240,9 @@ fn caches_are_checked() {
     let k = zeros(on, Dtype::F32, &[1, 1, 8]);
     let slots = ints(on, &[1], &[0]);
     let cache = |shape: &[usize]| zeros(on, Dtype::F32, shape);
-    let store =
-        |k_cache: &TensorRef, v_cache: &TensorRef| store_kv(on, &k, &k, k_cache, v_cache, &slots);
+    let store = |k_cache: &TensorRef, v_cache: &TensorRef| {
+        store_kv(on, &k, &k, k_cache, v_cache, None, &slots)
+    };
     invalid(
         store(&cache(&[2, 2, 1, 8]), &cache(&[2, 2, 2, 8])),
         "expected [2, 2, 1, 8]",
@@ -257,6 +258,108 @@ fn caches_are_checked() {
     );
     let none = cache(&[2, 0, 1, 8]);
     invalid(store(&none, &none), "block_size is 0");
+}
+
+#[test]
+fn caches_of_eight_bits_need_scales_and_whole_words() {
+    let on = &launcher();
+    let unsupported = |result: Result<(), KernelError>, part: &str| match result {
+        Err(KernelError::Unsupported { reason, .. }) => {
+            assert!(reason.contains(part), "{reason:?} does not say {part:?}");
+        }
+        other => panic!("expected no support for {part:?}, got {other:?}"),
+    };
+    let store = |dtype: Dtype, head_dim: usize, scales: Option<KvScales<'_>>| {
+        let k = zeros(on, Dtype::F32, &[1, 2, head_dim]);
+        let cache = || zeros(on, dtype, &[2, 2, 2, head_dim]);
+        store_kv(
+            on,
+            &k,
+            &k,
+            &cache(),
+            &cache(),
+            scales,
+            &ints(on, &[1], &[0]),
+        )
+    };
+    let (two, three, half) = (
+        zeros(on, Dtype::F32, &[2]),
+        zeros(on, Dtype::F32, &[3]),
+        zeros(on, Dtype::F16, &[2]),
+    );
+    fn scales<'a>(k: &'a TensorRef, v: &'a TensorRef) -> Option<KvScales<'a>> {
+        Some(KvScales { k, v })
+    }
+    store(Dtype::E4m3, 8, scales(&two, &two)).unwrap();
+    invalid(
+        store(Dtype::E4m3, 8, None),
+        "k_cache is u8, codes of e4m3, without scales",
+    );
+    invalid(
+        store(Dtype::F32, 8, scales(&two, &two)),
+        "scales for a k_cache of f32",
+    );
+    invalid(
+        store(Dtype::E4m3, 8, scales(&three, &two)),
+        "k scales has shape [3], expected [2]",
+    );
+    invalid(
+        store(Dtype::E4m3, 8, scales(&two, &half)),
+        "v scales is f16, expected f32",
+    );
+    unsupported(store(Dtype::E4m3, 33, scales(&two, &two)), "head_dim 33");
+
+    let (q, lse) = (
+        zeros(on, Dtype::F32, &[3, 2, 8]),
+        zeros(on, Dtype::F32, &[3, 2]),
+    );
+    let out = zeros(on, Dtype::F32, &[3, 2, 8]);
+    let starts = ints(on, &[2], &[0, 3]);
+    let attend = |cache: &TensorRef, scales: Option<KvScales<'_>>| {
+        let keys = Keys::Paged {
+            k_cache: cache,
+            v_cache: cache,
+            scales,
+            block_table: &ints(on, &[1, 2], &[0, 1]),
+            seq_lens: &ints(on, &[1], &[3]),
+        };
+        attention(
+            on,
+            &q,
+            &starts,
+            keys,
+            &out,
+            &lse,
+            &AttentionOptions::causal(8),
+        )
+    };
+    let cache = zeros(on, Dtype::E4m3, &[2, 2, 2, 8]);
+    attend(&cache, scales(&two, &two)).unwrap();
+    invalid(attend(&cache, None), "without scales");
+    invalid(
+        attend(&cache, scales(&two, &three)),
+        "v scales has shape [3]",
+    );
+    let floats = zeros(on, Dtype::F32, &[2, 2, 2, 8]);
+    invalid(
+        attend(&floats, scales(&two, &two)),
+        "scales for a k_cache of f32",
+    );
+    let packed = zeros(on, Dtype::E4m3, &[3, 2, 8]);
+    let keys = Keys::Packed {
+        k: &packed,
+        v: &packed,
+        cu_seqlens_k: &starts,
+    };
+    let options = AttentionOptions::causal(8);
+    invalid(
+        attention(on, &q, &starts, keys, &out, &lse, &options),
+        "k is u8",
+    );
+    let longer = zeros(on, Dtype::E4m3, &[3, 2, 2, 8]);
+    let inside = longer.handle().clone().offset_start(4);
+    let inside = TensorRef::contiguous(inside, [2, 2, 2, 8], longer.dtype());
+    unsupported(attend(&inside, scales(&two, &two)), "starts at byte 4");
 }
 
 #[test]
@@ -299,11 +402,12 @@ fn empty_inputs_are_legal() {
     let cu_seqlens = i32(&[1]);
     let (k, q) = (f32(&[0, 2, 8]), f32(&[0, 4, 8]));
     let (k_cache, v_cache) = (f32(&[3, 4, 2, 8]), f32(&[3, 4, 2, 8]));
-    store_kv(on, &k, &k, &k_cache, &v_cache, &none).unwrap();
+    store_kv(on, &k, &k, &k_cache, &v_cache, None, &none).unwrap();
     gather_kv(
         on,
         &k_cache,
         &v_cache,
+        None,
         &i32(&[0, 2]),
         &cu_seqlens,
         &k,
@@ -340,6 +444,7 @@ fn empty_inputs_are_legal() {
     let keys = Keys::Paged {
         k_cache: &k_cache,
         v_cache: &v_cache,
+        scales: None,
         block_table: &i32(&[0, 2]),
         seq_lens: &none,
     };

@@ -184,6 +184,7 @@ fn store_case(launcher: &Launcher, case: &Case, dtype: Dtype, layout: Layout) {
         &q_out.tensor,
         &k_cache.tensor,
         &v_cache.tensor,
+        None,
     )
     .unwrap();
 

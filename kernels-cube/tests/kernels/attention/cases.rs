@@ -201,12 +201,28 @@ fn attention_agrees_with_plain_loops_in_bf16() {
     run_cases(Dtype::Bf16);
 }
 
+#[test]
+fn attention_over_eight_bits_agrees_with_plain_loops() {
+    let mut count = 0;
+    for dtype in Dtype::ALL {
+        for case in CASES.iter().filter(|case| case.heads.head_dim % 4 == 0) {
+            for launcher in launchers() {
+                if runs(&launcher, dtype) {
+                    run_case(&launcher, case, dtype, true);
+                    count += 1;
+                }
+            }
+        }
+    }
+    println!("attention over eight bits: {count} cases");
+}
+
 fn run_cases(dtype: Dtype) {
     let mut count = 0;
     for case in &CASES {
         for launcher in launchers() {
             if runs(&launcher, dtype) {
-                run_case(&launcher, case, dtype);
+                run_case(&launcher, case, dtype, false);
                 count += 2;
             }
         }
@@ -214,7 +230,7 @@ fn run_cases(dtype: Dtype) {
     println!("attention, {dtype:?}: {count} cases");
 }
 
-fn run_case(launcher: &Launcher, case: &Case, dtype: Dtype) {
+fn run_case(launcher: &Launcher, case: &Case, dtype: Dtype, fp8: bool) {
     let options = AttentionOptions {
         scale: (case.heads.head_dim as f32).sqrt().recip(),
         causal: case.causal,
@@ -225,13 +241,20 @@ fn run_case(launcher: &Launcher, case: &Case, dtype: Dtype) {
     let mut batch = HostBatch::random(dtype, case.heads, &LENS, case.q_bound);
     let blocks = Blocks::shuffled(&batch.kv_lens(), case.block_size, true);
     blocks.share(&mut batch);
+    if fp8 {
+        batch.quantise();
+    }
 
     let exact = batch.attend(Arith::Exact, &options);
     let plain = batch.attend(Arith::Plain(dtype), &options);
     let plain_f32 = batch.attend(Arith::Plain(Dtype::F32), &options);
-    let packed = run_packed(launcher, &batch, case.layout, &options);
     let paged = run_paged(launcher, &batch, case.layout, &blocks, f64::NAN, &options);
-    for (keys, (out, lse)) in [("packed", &packed), ("paged", &paged)] {
+    let mut results = vec![(if fp8 { "eight bits" } else { "paged" }, paged)];
+    if !fp8 {
+        let packed = run_packed(launcher, &batch, case.layout, &options);
+        results.push(("packed", packed));
+    }
+    for (keys, (out, lse)) in &results {
         let what = format!("{keys} {case:?}");
         assert_close(&what, dtype, out, &exact.0, &plain.0);
         // The log-sum-exp is f32 whatever the dtype.

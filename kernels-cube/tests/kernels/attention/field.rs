@@ -26,6 +26,7 @@ fn flat(heads: Heads, lens: &[(usize, usize)], value: impl Fn(usize, usize) -> f
         heads,
         sequences,
         padding_rows: 0,
+        scales: None,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Batches of sequences, attention over them by plain loops, and their way to the device.
 
 use burn_paged_kernels::{
-    AttentionChoice, AttentionOptions, KernelError, Keys, Launcher, TensorRef, attention,
+    AttentionChoice, AttentionOptions, KernelError, Keys, KvScales, Launcher, TensorRef, attention,
     attention_with,
 };
 
@@ -40,6 +40,8 @@ pub(super) struct HostBatch {
     pub(super) sequences: Vec<HostSequence>,
     /// Rows of queries past the last sequence.
     pub(super) padding_rows: usize,
+    /// Scales of each key head, for keys and for values, if the cache has eight bits.
+    pub(super) scales: Option<[Vec<f64>; 2]>,
 }
 
 /// Output and log-sum-exp.
@@ -69,7 +71,34 @@ impl HostBatch {
             heads,
             sequences,
             padding_rows: 0,
+            scales: None,
         }
+    }
+
+    /// Brings keys and values to what a cache of eight bits holds of them. Every head has other scales, and some numbers are
+    /// larger than the largest.
+    pub(super) fn quantise(&mut self) {
+        let scale =
+            |head: usize, first: f64| Dtype::F32.round((first + 0.37 * head as f64) / 448.0);
+        let Heads {
+            num_kv_heads: heads,
+            head_dim,
+            ..
+        } = self.heads;
+        let scales = [0.9, 1.3].map(|first| (0..heads).map(|h| scale(h, first)).collect());
+        let round = |values: &mut Vec<f64>, scales: &Vec<f64>| {
+            for (index, head) in values.chunks_exact_mut(head_dim).enumerate() {
+                let scale = scales[index % heads];
+                for x in head {
+                    *x = Dtype::E4m3.round(*x / scale) * scale;
+                }
+            }
+        };
+        for sequence in &mut self.sequences {
+            round(&mut sequence.k, &scales[0]);
+            round(&mut sequence.v, &scales[1]);
+        }
+        self.scales = Some(scales);
     }
 
     pub(super) fn q_lens(&self) -> Vec<usize> {
@@ -120,8 +149,9 @@ impl HostBatch {
             head_dim,
         } = self.heads;
         let q = &sequence.q[(row * self.heads.num_heads() + head) * head_dim..][..head_dim];
+        // Plain arithmetic has what a cache of eight bits holds in f32.
         let at = |x: &[f64], key: usize, i: usize| {
-            x[(key * num_kv_heads + head / group_size) * head_dim + i]
+            arith.acc(x[(key * num_kv_heads + head / group_size) * head_dim + i])
         };
         let scale = f64::from(options.scale);
         let score = |&key: &usize| {
@@ -328,10 +358,21 @@ pub(super) fn try_paged(
         heads.num_kv_heads,
         heads.head_dim,
     ];
-    let k = blocks.cache(row, poison, batch.sequences.iter().map(|s| &s.k));
-    let v = blocks.cache(row, poison, batch.sequences.iter().map(|s| &s.v));
-    let k_cache = Placed::dense(launcher, batch.dtype, &shape, &k);
-    let v_cache = Placed::dense(launcher, batch.dtype, &shape, &v);
+    let mut k = blocks.cache(row, poison, batch.sequences.iter().map(|s| &s.k));
+    let mut v = blocks.cache(row, poison, batch.sequences.iter().map(|s| &s.v));
+    let mut dtype = batch.dtype;
+    let scales = batch.scales.as_ref().map(|scales| {
+        dtype = Dtype::E4m3;
+        for (values, scales) in [&mut k, &mut v].into_iter().zip(scales) {
+            for (index, x) in values.iter_mut().enumerate() {
+                *x /= scales[index / heads.head_dim % heads.num_kv_heads];
+            }
+        }
+        let shape = [heads.num_kv_heads];
+        [0, 1].map(|i| Placed::dense(launcher, Dtype::F32, &shape, &scales[i]).tensor)
+    });
+    let k_cache = Placed::dense(launcher, dtype, &shape, &k);
+    let v_cache = Placed::dense(launcher, dtype, &shape, &v);
     let kv_lens: Vec<i32> = batch.kv_lens().iter().map(|&len| len as i32).collect();
     let mut table = blocks.table.clone();
     if let Some((entry, block)) = blocks.lost {
@@ -340,6 +381,7 @@ pub(super) fn try_paged(
     let keys = Keys::Paged {
         k_cache: &k_cache.tensor,
         v_cache: &v_cache.tensor,
+        scales: scales.as_ref().map(|[k, v]| KvScales { k, v }),
         block_table: &ints(launcher, &[kv_lens.len(), blocks.max_blocks], &table),
         seq_lens: &ints(launcher, &[kv_lens.len()], &kv_lens),
     };

@@ -102,6 +102,10 @@ const CASES: &[Case] = &[
     Case { lens: DECODE, heads: heads(8, 2, 128), window: Some(300), block_size: 5, ..BASE },
     Case { lens: DECODE, heads: heads(16, 1, 64), fixed_split: Some(100), ..BASE },
     Case { lens: DECODE, heads: heads(20, 1, 128), fixed_split: Some(256), ..BASE },
+    Case { lens: DECODE, heads: heads(1, 3, 64), block_size: 8, q_bound: 30.0, ..BASE },
+    Case { lens: DECODE, heads: heads(7, 2, 80), block_size: 16, window: Some(90), ..BASE },
+    Case { lens: DECODE, heads: heads(3, 1, 16), block_size: 32, ..BASE },
+    Case { lens: DECODE, heads: heads(12, 1, 48), block_size: 64, q_bound: 1000.0, ..BASE },
     Case { fixed_split: Some(48), window: Some(60), heads: heads(3, 1, 64), ..BASE },
     Case { fixed_split: Some(64), heads: heads(4, 1, 96), causal: false, softcap: Some(20.0), ..BASE },
 ];
@@ -130,33 +134,44 @@ fn tiled(launcher: &Launcher) -> Vec<AttentionKernel> {
 
 #[test]
 fn every_kernel_agrees_with_plain_loops_in_f16() {
-    run_cases(Dtype::F16);
+    run_cases(Dtype::F16, false);
 }
 
 #[test]
 fn every_kernel_agrees_with_plain_loops_in_bf16() {
-    run_cases(Dtype::Bf16);
+    run_cases(Dtype::Bf16, false);
+}
+
+#[test]
+fn every_kernel_agrees_with_plain_loops_over_eight_bits_in_f16() {
+    run_cases(Dtype::F16, true);
+}
+
+#[test]
+fn every_kernel_agrees_with_plain_loops_over_eight_bits_in_bf16() {
+    run_cases(Dtype::Bf16, true);
 }
 
 /// Every way of the kernels for Hopper: for one dtype and the usual heads, because each takes a second to compile.
-fn other_tiles(launcher: &Launcher, dtype: Dtype, case: &Case) -> Vec<AttentionChoice> {
+fn other_tiles(launcher: &Launcher, dtype: Dtype, case: &Case, fp8: bool) -> Vec<AttentionChoice> {
     let usual = [64, 128].contains(&case.heads.head_dim);
     if !launcher.facts().hopper || dtype != Dtype::Bf16 || !usual {
         return Vec::new();
     }
     let plain = case.window.is_none() && case.softcap.is_none() && case.fixed_split.is_none();
     if case.lens == DECODE && case.block_size >= 16 && plain {
-        let tiles = DecodeTile::all(case.heads.head_dim).into_iter();
+        let kv_bytes = if fp8 { 1 } else { 2 };
+        let tiles = DecodeTile::all(case.heads.head_dim, kv_bytes).into_iter();
         return tiles.map(AttentionChoice::Decode).collect();
     }
-    if case.lens != LONG {
+    if case.lens != LONG || fp8 {
         return Vec::new();
     }
     let tiles = HopperTile::all(case.heads.head_dim).into_iter();
     tiles.map(AttentionChoice::Prefill).collect()
 }
 
-fn run_cases(dtype: Dtype) {
+fn run_cases(dtype: Dtype, fp8: bool) {
     let launcher = launcher();
     let (mut count, mut refused) = (0, 0);
     if !launcher.facts().has_mma(dtype.elem()) {
@@ -169,6 +184,9 @@ fn run_cases(dtype: Dtype) {
         batch.padding_rows = 3;
         let blocks = Blocks::shuffled(&batch.kv_lens(), case.block_size, true);
         blocks.share(&mut batch);
+        if fp8 {
+            batch.quantise();
+        }
         let exact = padded(&batch, batch.attend(Arith::Exact, &options));
         let plain = padded(&batch, batch.attend(Arith::Plain(dtype), &options));
         let plain_f32 = padded(&batch, batch.attend(Arith::Plain(Dtype::F32), &options));
@@ -187,9 +205,12 @@ fn run_cases(dtype: Dtype) {
             .iter()
             .copied()
             .map(AttentionChoice::Kernel);
-        let tiles = other_tiles(&launcher, dtype, case);
+        let tiles = other_tiles(&launcher, dtype, case, fp8);
         let results = kernels
-            .flat_map(|kernel| [packed(kernel), paged(kernel)])
+            .flat_map(|kernel| {
+                let packed = (!fp8).then(|| packed(kernel));
+                packed.into_iter().chain([paged(kernel)])
+            })
             .chain(tiles.into_iter().map(paged));
         for (kernel, keys, result) in results {
             let what = format!("{kernel:?} {keys} {case:?}");
@@ -208,7 +229,8 @@ fn run_cases(dtype: Dtype) {
             }
         }
     }
-    println!("attention, every kernel, {dtype:?}: {count} cases, {refused} refused");
+    let bits = if fp8 { " over eight bits" } else { "" };
+    println!("attention, every kernel{bits}, {dtype:?}: {count} cases, {refused} refused");
 }
 
 /// What rows past the last sequence give.
