@@ -89,11 +89,7 @@ fn ways(
     }
     let kv_dtype = session.args().kv_dtype();
     if case.kind == "decode" {
-        let other = match kv_dtype {
-            Dtype::E4m3 => AttentionKernel::MmaPrefill,
-            _ => AttentionKernel::MmaDecode,
-        };
-        ways.push(Some(AttentionChoice::Kernel(other)));
+        ways.push(Some(AttentionChoice::Kernel(AttentionKernel::MmaDecode)));
         let tiles = DecodeTile::all(heads.head_dim, kv_dtype.size()).into_iter();
         ways.extend(tiles.map(AttentionChoice::Decode).map(Some));
     } else if kv_dtype != Dtype::E4m3 {

@@ -543,6 +543,11 @@ impl Calls {
             self.paged("prefill", 512, Heads::new(9, 3, 64), causal, SPLIT_PREFILL);
             self.paged("prefill", 512, Heads::new(4, 1, 80), causal, SPLIT_PREFILL);
             self.paged("prefill window, softcap", 512, llama, every, PREFILL);
+            self.choice = Some(AttentionChoice::Kernel(AttentionKernel::MmaDecode));
+            self.paged("decode", 4, llama, causal, DECODE);
+            self.paged("decode", 4, Heads::new(9, 3, 64), causal, DECODE);
+            self.paged("decode", 4, Heads::new(4, 1, 80), causal, DECODE);
+            self.paged("decode window, softcap", 4, llama, every, DECODE);
         }
         self.choice = Some(AttentionChoice::Kernel(AttentionKernel::Portable));
         self.paged("prefill", 512, Heads::new(9, 3, 64), causal, portable(255));
