@@ -37,6 +37,7 @@ class Row:
         self.ok = raw.get("ok", True)
         self.error = raw.get("error")
         self.page, self.dtype = raw.get("page"), raw.get("dtype", PEER_DTYPE)
+        self.eight_bits = "fp8" in (raw.get("layout") or "")
         self.path, self.fraction = raw.get("path") or raw.get("by", ""), raw.get("fraction")
         self.host_bound = raw.get("host_bound", False)
 
@@ -121,6 +122,8 @@ class Results:
             return f"peers ran on {device or 'an unknown device'}, ours on {ours.description or ours.device}"
         if ours.dtype != PEER_DTYPE:
             return f"peers ran in {PEER_DTYPE}, ours in {ours.dtype}"
+        if ours.eight_bits and not peer.eight_bits:
+            return "peers ran over a cache of 16 bits, ours of eight"
         if ours.page is not None and peer.page is not None and ours.page != peer.page:
             return f"peers ran with blocks of {peer.page}, ours of {ours.page}"
         return None

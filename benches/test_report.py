@@ -64,6 +64,12 @@ class Report(unittest.TestCase):
         self.assertEqual(len(lines), 1, text)
         return [cell.strip() for cell in lines[0].strip("|").split("|")]
 
+    def test_a_cache_of_eight_bits_is_not_compared_with_one_of_sixteen(self):
+        rows = [our_row(layout="paged fp8", us=5.0), our_row(us=20.0)]
+        text, _ = self.run_on(ours(rows), peers("p", [peer_row("fa", 10.0)]))
+        self.assertIn("cuda paged fp8", text)
+        self.assertIn("| 0.50 |", text)
+
     def test_the_ratio_is_to_the_fastest_peer_that_was_right(self):
         rows = [peer_row("fa3", 12.0), peer_row("fi_decode", 10.0), peer_row("cheat", 1.0, ok=False)]
         text, files = self.run_on(ours([our_row()]), peers("attention_anchors", rows))

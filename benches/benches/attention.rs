@@ -1,7 +1,7 @@
 //! Attention of packed queries over packed keys and over the paged cache: prefill, prefill over a prefix, decode.
 //!
 //! Run with: cargo bench -p burn-paged-benches --no-default-features --features cuda-hopper --bench attention --
-//! --device cuda [--all-plans] [--json OUT.json]; see benches/README.md.
+//! --device cuda [--all-plans] [--kv fp8] [--json OUT.json]; see benches/README.md.
 
 use burn_paged_benches::kernel::{
     AttentionCase, Bound, CaseName, CubeDevice, Dtype, Filled, Heads, Session, Shapes, Target,
@@ -9,7 +9,7 @@ use burn_paged_benches::kernel::{
 };
 use burn_paged_kernels::{
     AttentionChoice, AttentionKernel, AttentionOptions, AttentionPlan, AttentionProblem,
-    DecodeTile, HopperTile, Keys, Launcher, TensorRef, attention, attention_with,
+    DecodeTile, HopperTile, Keys, KvScales, Launcher, TensorRef, attention, attention_with,
 };
 
 /// Sets of inputs, at most.
@@ -19,7 +19,11 @@ fn main() -> Result<(), String> {
     Session::run("attention", |session, target, shapes| {
         for heads in &shapes.heads {
             for case in &shapes.attention {
-                for layout in [Layout::Paged, Layout::Packed] {
+                let layouts = match session.args().kv_dtype() {
+                    Dtype::E4m3 => &[Layout::PagedFp8][..],
+                    _ => &[Layout::Paged, Layout::Packed],
+                };
+                for &layout in layouts {
                     run(session, target, shapes, heads, case, layout);
                 }
             }
@@ -44,20 +48,22 @@ fn run(
         layout: layout.name(),
         tokens: None,
     };
-    let dtype = session.args().dtype;
-    let kv_bytes = case.kv_bytes(heads, dtype);
+    let (dtype, kv_dtype) = (session.args().dtype, session.args().kv_dtype());
+    let kv_bytes = case.kv_bytes(heads, kv_dtype);
     if kv_bytes > shapes.max_kv_bytes {
         let reason = format!("{:.0} GB of K and V", kv_bytes as f64 / 1e9);
         return session.leave_out(&name, &reason);
     }
     for way in ways(session, target, heads, case) {
         session.case(target, name.clone(), |session| {
-            let batch = Batch::new(heads, case, layout, shapes.page_size, dtype);
+            let batch = Batch::new(heads, case, layout, shapes.page_size, [dtype, kv_dtype]);
             match target {
                 Target::Cube(device) => {
                     let sets = session.sets(target, batch.bytes(), MAX_SETS);
                     cube(device, batch, way, sets)
                 }
+                #[cfg(feature = "flex")]
+                Target::Flex(_) if kv_dtype == Dtype::E4m3 => Err("no cache of eight bits".into()),
                 #[cfg(feature = "flex")]
                 Target::Flex(device) => flex::work(device, batch),
             }
@@ -81,11 +87,12 @@ fn ways(
     if !session.args().all_plans || !has_hopper {
         return ways;
     }
+    let kv_dtype = session.args().kv_dtype();
     if case.kind == "decode" {
         ways.push(Some(AttentionChoice::Kernel(AttentionKernel::MmaDecode)));
-        let tiles = DecodeTile::all(heads.head_dim).into_iter();
+        let tiles = DecodeTile::all(heads.head_dim, kv_dtype.size()).into_iter();
         ways.extend(tiles.map(AttentionChoice::Decode).map(Some));
-    } else {
+    } else if kv_dtype != Dtype::E4m3 {
         let tiles = HopperTile::all(heads.head_dim).into_iter();
         ways.extend(tiles.map(AttentionChoice::Prefill).map(Some));
     }
@@ -95,6 +102,8 @@ fn ways(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Layout {
     Paged,
+    /// The same of eight bits.
+    PagedFp8,
     Packed,
 }
 
@@ -102,18 +111,21 @@ impl Layout {
     fn name(self) -> &'static str {
         match self {
             Self::Paged => "paged",
+            Self::PagedFp8 => "paged fp8",
             Self::Packed => "packed",
         }
     }
 }
 
 /// A case on the host: where everything lies, and what comes out.
+#[derive(Clone)]
 struct Batch {
     heads: Heads,
     case: AttentionCase,
     layout: Layout,
     page: usize,
     dtype: Dtype,
+    kv_dtype: Dtype,
     cu_q: Vec<i32>,
     cu_k: Vec<i32>,
     /// Rows of the block table, padded with -1.
@@ -123,7 +135,13 @@ struct Batch {
 }
 
 impl Batch {
-    fn new(heads: &Heads, case: &AttentionCase, layout: Layout, page: usize, dtype: Dtype) -> Self {
+    fn new(
+        heads: &Heads,
+        case: &AttentionCase,
+        layout: Layout,
+        page: usize,
+        [dtype, kv_dtype]: [Dtype; 2],
+    ) -> Self {
         let blocks: Vec<usize> = case.kv_lens.iter().map(|len| len.div_ceil(page)).collect();
         let num_blocks = blocks.iter().sum();
         let max_blocks = blocks.iter().copied().max().unwrap_or(0);
@@ -139,6 +157,7 @@ impl Batch {
             layout,
             page,
             dtype,
+            kv_dtype,
             cu_q: cumulative(&case.q_lens),
             cu_k: cumulative(&case.kv_lens),
             table,
@@ -152,18 +171,25 @@ impl Batch {
         [self.case.num_tokens(), heads.q_heads, heads.head_dim]
     }
 
-    fn kv_shape(&self) -> Vec<usize> {
-        let heads = [self.heads.kv_heads, self.heads.head_dim];
+    /// Keys or values of number `seed`.
+    fn filled_keys(&self, device: &CubeDevice, seed: usize) -> Result<Filled, String> {
+        let [kv_heads, head_dim] = [self.heads.kv_heads, self.heads.head_dim];
         match self.layout {
-            Layout::Paged => [[self.num_blocks, self.page], heads].concat(),
-            Layout::Packed => [&[self.case.num_keys()][..], &heads].concat(),
+            Layout::Paged | Layout::PagedFp8 => {
+                let shape = [self.num_blocks, self.page, kv_heads, head_dim];
+                device.filled_cache(shape, self.kv_dtype, seed)
+            }
+            Layout::Packed => {
+                let shape = [self.case.num_keys(), kv_heads, head_dim];
+                Ok(device.filled(&shape, self.dtype, seed))
+            }
         }
     }
 
     /// Keys of a sequence, as `attention` guesses them from the shapes of its arguments.
     fn expected_keys(&self) -> usize {
         match self.layout {
-            Layout::Paged => self.max_blocks * self.page,
+            Layout::Paged | Layout::PagedFp8 => self.max_blocks * self.page,
             Layout::Packed => self.case.num_keys() / self.case.kv_lens.len().max(1),
         }
     }
@@ -173,14 +199,14 @@ impl Batch {
     }
 
     fn bytes(&self) -> f64 {
-        self.case.bytes(&self.heads, self.dtype)
+        self.case.bytes(&self.heads, self.dtype, self.kv_dtype)
     }
 
     /// Where key `position` of a sequence begins in K and V.
     fn key_at(&self, sequence: usize, position: usize, kv_head: usize) -> usize {
         let slot = match self.layout {
             Layout::Packed => self.cu_k[sequence] as usize + position,
-            Layout::Paged => {
+            Layout::Paged | Layout::PagedFp8 => {
                 let block = self.table[sequence * self.max_blocks + position / self.page];
                 block as usize * self.page + position % self.page
             }
@@ -303,13 +329,15 @@ fn cube(
     sets: usize,
 ) -> Result<Work<'_>, String> {
     let dtype = batch.dtype;
-    let inputs: Vec<Inputs> = (0..sets)
-        .map(|set| Inputs {
+    let filled = |set| {
+        Ok(Inputs {
             q: device.filled(&batch.q_shape(), dtype, 3 * set),
-            k: device.filled(&batch.kv_shape(), dtype, 3 * set + 1),
-            v: device.filled(&batch.kv_shape(), dtype, 3 * set + 2),
+            k: batch.filled_keys(device, 3 * set + 1)?,
+            v: batch.filled_keys(device, 3 * set + 2)?,
         })
-        .collect();
+    };
+    let inputs: Vec<Inputs> = (0..sets).map(filled).collect::<Result<_, String>>()?;
+    let scales = device.scales(batch.heads.kv_heads);
     let num_seqs = batch.case.q_lens.len();
     let kv_lens: Vec<i32> = batch.case.kv_lens.iter().map(|&len| len as i32).collect();
     let indices = Indices {
@@ -331,11 +359,18 @@ fn cube(
     };
     let values = [&inputs[0].q, &inputs[0].k, &inputs[0].v].map(|filled| filled.values);
     let outputs = vec![out.clone(), lse.clone()];
+    let (compared, result) = (batch.clone(), out.clone());
+    let quantisation = move || {
+        let read = |from, len| device.read(&result, dtype, from, len);
+        compared.error(values.map(Values::unquantised), &read, None)
+    };
+    let quantisation = (batch.layout == Layout::PagedFp8)
+        .then(|| Box::new(quantisation) as Box<dyn Fn() -> Result<f64, String>>);
     let layout = batch.layout;
     let options = AttentionOptions::causal(batch.heads.head_dim);
     let (to, to_lse) = (out.clone(), lse.clone());
     Ok(Work {
-        quantisation: None,
+        quantisation,
         path,
         flops,
         bytes,
@@ -344,9 +379,13 @@ fn cube(
         launch: Box::new(move |set| {
             let Inputs { q, k, v } = &inputs[set];
             let keys = match layout {
-                Layout::Paged => Keys::Paged {
+                Layout::Paged | Layout::PagedFp8 => Keys::Paged {
                     k_cache: &k.tensor,
                     v_cache: &v.tensor,
+                    scales: (layout == Layout::PagedFp8).then_some(KvScales {
+                        k: &scales,
+                        v: &scales,
+                    }),
                     block_table: &indices.table,
                     seq_lens: &indices.kv_lens,
                 },
@@ -364,11 +403,14 @@ fn cube(
             }
             .map_err(|error| error.to_string())
         }),
-        check: Box::new(move || {
-            let read = |from, len| device.read(&out, dtype, from, len);
-            let read_lse = |at| device.read(&lse, Dtype::F32, at, 1).map(|values| values[0]);
-            batch.error(values, &read, Some(&read_lse))
-        }),
+        check: {
+            let (batch, out) = (batch.clone(), out.clone());
+            Box::new(move || {
+                let read = |from, len| device.read(&out, dtype, from, len);
+                let read_lse = |at| device.read(&lse, Dtype::F32, at, 1).map(|values| values[0]);
+                batch.error(values, &read, Some(&read_lse))
+            })
+        },
         outputs,
     })
 }
@@ -395,6 +437,7 @@ fn path(launcher: &Launcher, batch: &Batch, way: Option<AttentionChoice>) -> Str
         expected_keys: batch.expected_keys(),
         block_size: None,
         dtype: batch.dtype.elem(),
+        kv_dtype: batch.kv_dtype.elem(),
     };
     let facts = launcher.facts();
     let vector_size = facts.vector_size(batch.dtype.size(), batch.heads.head_dim);

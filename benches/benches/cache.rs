@@ -1,13 +1,13 @@
 //! Traffic of the paged cache: new keys and values into it, sequences out of it.
 //!
 //! Run with: cargo bench -p burn-paged-benches --no-default-features --features cuda-hopper --bench cache --
-//! --device cuda [--json OUT.json]; see benches/README.md.
+//! --device cuda [--kv fp8] [--json OUT.json]; see benches/README.md.
 
 use burn_paged_benches::kernel::{
     Bound, CaseName, CubeDevice, Dtype, Filled, Heads, Session, Shapes, Target, Values, Work, ints,
     relative_error, shuffled,
 };
-use burn_paged_kernels::{TensorRef, gather_kv, store_kv};
+use burn_paged_kernels::{KvScales, TensorRef, gather_kv, store_kv};
 
 /// Sets of inputs, at most.
 const MAX_SETS: usize = 64;
@@ -53,7 +53,10 @@ fn run(
         head: heads.name.clone(),
         case: format!("T={tokens}"),
         op,
-        layout: "paged",
+        layout: match session.args().kv_dtype() {
+            Dtype::E4m3 => "paged fp8",
+            _ => "paged",
+        },
         tokens: Some(tokens),
     };
     let num_blocks = shapes.cache.pool_tokens / shapes.page_size;
@@ -61,8 +64,8 @@ fn run(
         return session.leave_out(&name, "the cache is smaller");
     }
     session.case(target, name, |session| {
-        let dtype = session.args().dtype;
-        let traffic = Traffic::new(heads, tokens, shapes.page_size, num_blocks, dtype);
+        let dtypes = [session.args().dtype, session.args().kv_dtype()];
+        let traffic = Traffic::new(heads, tokens, shapes.page_size, num_blocks, dtypes);
         match target {
             Target::Cube(device) => {
                 let sets = session.sets(target, traffic.bytes(), MAX_SETS);
@@ -71,6 +74,8 @@ fn run(
                     Kind::Gather => gather(device, traffic, sets),
                 }
             }
+            #[cfg(feature = "flex")]
+            Target::Flex(_) if traffic.is_fp8() => Err("no cache of eight bits".into()),
             #[cfg(feature = "flex")]
             Target::Flex(device) => match kind {
                 Kind::Store => flex::store(device, traffic),
@@ -87,18 +92,26 @@ struct Traffic {
     page: usize,
     num_blocks: usize,
     dtype: Dtype,
+    kv_dtype: Dtype,
     /// All blocks, in an order that each set takes another part of.
     order: Vec<i32>,
 }
 
 impl Traffic {
-    fn new(heads: &Heads, tokens: usize, page: usize, num_blocks: usize, dtype: Dtype) -> Self {
+    fn new(
+        heads: &Heads,
+        tokens: usize,
+        page: usize,
+        num_blocks: usize,
+        [dtype, kv_dtype]: [Dtype; 2],
+    ) -> Self {
         Self {
             heads: heads.clone(),
             tokens,
             page,
             num_blocks,
             dtype,
+            kv_dtype,
             order: shuffled(num_blocks, 7),
         }
     }
@@ -121,7 +134,30 @@ impl Traffic {
 
     /// K and V, read and written; slots and tables left out.
     fn bytes(&self) -> f64 {
-        (2 * 2 * self.dtype.size() * self.tokens * self.row()) as f64
+        let sizes = self.dtype.size() + self.kv_dtype.size();
+        (2 * sizes * self.tokens * self.row()) as f64
+    }
+
+    fn is_fp8(&self) -> bool {
+        self.kv_dtype == Dtype::E4m3
+    }
+
+    /// What a cache of eight bits holds of `values`, or what any other does.
+    fn stored(&self, values: Values) -> Values {
+        match self.is_fp8() {
+            true => values.quantised(),
+            false => values,
+        }
+    }
+
+    /// Elements of the cache, from what it was read as.
+    fn numbers(&self, mut read: Vec<f64>) -> Vec<f64> {
+        if self.is_fp8() {
+            for x in &mut read {
+                *x *= Values::scale();
+            }
+        }
+        read
     }
 
     /// The blocks of one sequence of all tokens.
@@ -194,8 +230,11 @@ fn store(device: &CubeDevice, traffic: Traffic, sets: usize) -> Result<Work<'_>,
             slots: ints(device, &[traffic.tokens], &traffic.slots(set)),
         })
         .collect();
-    let caches = [0, 1].map(|_| device.poisoned(&traffic.cache_shape(), dtype));
-    let values = [inputs[0].k.values, inputs[0].v.values];
+    let caches = [0, 1].map(|_| device.poisoned(&traffic.cache_shape(), traffic.kv_dtype));
+    let values = [inputs[0].k.values, inputs[0].v.values].map(|values| traffic.stored(values));
+    let scales = traffic
+        .is_fp8()
+        .then(|| device.scales(traffic.heads.kv_heads));
     let slots = traffic.slots(0);
     let [k_cache, v_cache] = caches.clone();
     let bytes = traffic.bytes();
@@ -210,7 +249,9 @@ fn store(device: &CubeDevice, traffic: Traffic, sets: usize) -> Result<Work<'_>,
         launch: Box::new(move |set| {
             let Stored { k, v, slots } = &inputs[set];
             let launcher = device.launcher();
-            store_kv(launcher, &k.tensor, &v.tensor, &k_cache, &v_cache, slots)
+            let (k, v) = (&k.tensor, &v.tensor);
+            let scales = scales.as_ref().map(|both| KvScales { k: both, v: both });
+            store_kv(launcher, k, v, &k_cache, &v_cache, scales, slots)
                 .map_err(|error| error.to_string())
         }),
         check: Box::new(move || {
@@ -218,7 +259,10 @@ fn store(device: &CubeDevice, traffic: Traffic, sets: usize) -> Result<Work<'_>,
             for (values, cache) in values.iter().zip(&caches) {
                 let rows = traffic.samples().into_iter();
                 let rows = rows.map(|token| (token, slots[token] as usize));
-                let read = |from, len| device.read(cache, dtype, from, len);
+                let read = |from, len| {
+                    let read = device.read(cache, traffic.kv_dtype, from, len)?;
+                    Ok(traffic.numbers(read))
+                };
                 error = worse(traffic.error(*values, rows, &read)?, error);
             }
             Ok(error)
@@ -228,7 +272,11 @@ fn store(device: &CubeDevice, traffic: Traffic, sets: usize) -> Result<Work<'_>,
 
 fn gather(device: &CubeDevice, traffic: Traffic, sets: usize) -> Result<Work<'_>, String> {
     let dtype = traffic.dtype;
-    let caches = [0, 1].map(|seed| device.filled(&traffic.cache_shape(), dtype, seed));
+    let filled = |seed| device.filled_cache(traffic.cache_shape(), traffic.kv_dtype, seed);
+    let caches = [filled(0)?, filled(1)?];
+    let scales = traffic
+        .is_fp8()
+        .then(|| device.scales(traffic.heads.kv_heads));
     let outs = [0, 1].map(|_| device.poisoned(&traffic.packed_shape(), dtype));
     // Other blocks of a large cache each time: the sources take turns by themselves.
     let tables: Vec<TensorRef> = (0..sets)
@@ -250,10 +298,12 @@ fn gather(device: &CubeDevice, traffic: Traffic, sets: usize) -> Result<Work<'_>
         outputs: outs.to_vec(),
         launch: Box::new(move |set| {
             let (launcher, table) = (device.launcher(), &tables[set]);
+            let scales = scales.as_ref().map(|both| KvScales { k: both, v: both });
             gather_kv(
                 launcher,
                 &k_cache,
                 &v_cache,
+                scales,
                 table,
                 &cu_seqlens_k,
                 &out_k,

@@ -404,6 +404,7 @@ fn rotary(device: &CubeDevice, layer: Layer, sets: usize) -> Work<'_> {
                 &q_out,
                 &k_cache,
                 &v_cache,
+                None,
             )
             .map_err(|error| error.to_string())
         }),

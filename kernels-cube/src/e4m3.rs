@@ -17,31 +17,39 @@ use cubecl::prelude::*;
 /// Codes in a word.
 pub(crate) const WORD: usize = 4;
 
-/// The number of a code.
+/// The numbers of some codes.
 #[cube]
-pub(crate) fn decode(code: u32) -> f32 {
-    let low = code & 0x7f;
+fn decode<N: Size>(codes: Vector<u32, N>) -> Vector<f32, N> {
+    let low = codes & Vector::new(0x7fu32);
     // Exponents are counted from 7, those of f32 from 127.
-    let normal = (low << 20) + 0x3c00_0000;
+    let normal = (low << Vector::new(20u32)) + Vector::new(0x3c00_0000u32);
     // Below the smallest exponent come multiples of 2⁻⁹. Not by way of small numbers in f32, which some devices take for 0.
-    let small = u32::reinterpret(f32::cast_from(low) * 0.001_953_125f32);
-    let size = select(low < 8, small, normal);
-    let size = select(low == 0x7f, 0x7fc0_0000u32, size);
-    f32::reinterpret(size | ((code & 0x80) << 24))
+    let small = Vector::<f32, N>::cast_from(low) * Vector::new(0.001_953_125f32);
+    let small = Vector::<u32, N>::reinterpret(small);
+    let size = select_many(low.less_than(&Vector::new(8u32)), small, normal);
+    let nan = Vector::new(0x7fc0_0000u32);
+    let size = select_many(low.equal(&Vector::new(0x7fu32)), nan, size);
+    let sign = (codes & Vector::new(0x80u32)) << Vector::new(24u32);
+    Vector::<f32, N>::reinterpret(size | sign)
 }
 
-/// The code nearest to `x`, of two that are as near the even one; the largest of its sign past that. 0x7f for NaN.
+/// The codes nearest to some numbers, of two that are as near the even one; the largest of their sign past that. 0x7f for NaN.
 #[cube]
-pub(crate) fn encode(x: f32) -> u32 {
-    let bits = u32::reinterpret(x);
-    let size = bits & 0x7fff_ffff;
-    let normal = ((size + 0x7_ffff + ((size >> 20) & 1)) >> 20) - 960;
+fn encode<N: Size>(numbers: Vector<f32, N>) -> Vector<u32, N> {
+    let bits = Vector::<u32, N>::reinterpret(numbers);
+    let size = bits & Vector::new(0x7fff_ffffu32);
+    let odd = (size >> Vector::new(20u32)) & Vector::new(1u32);
+    let normal =
+        ((size + Vector::new(0x7_ffffu32) + odd) >> Vector::new(20u32)) - Vector::new(960u32);
     // The last bit of what lies between 2¹⁴ and 2¹⁵ in f32 is 2⁻⁹.
-    let small = u32::reinterpret(f32::reinterpret(size) + 16_384.0f32) - 0x4680_0000;
-    let code = select(size < 0x3c80_0000, small, normal);
-    let code = select(size >= 0x43e0_0000, 0x7eu32, code);
-    let code = code | ((bits >> 24) & 0x80);
-    select(size > 0x7f80_0000, 0x7fu32, code)
+    let small = Vector::<f32, N>::reinterpret(size) + Vector::new(16_384.0f32);
+    let small = Vector::<u32, N>::reinterpret(small) - Vector::new(0x4680_0000u32);
+    let code = select_many(size.less_than(&Vector::new(0x3c80_0000u32)), small, normal);
+    let is_large = size.greater_equal(&Vector::new(0x43e0_0000u32));
+    let code = select_many(is_large, Vector::new(0x7eu32), code);
+    let code = code | ((bits >> Vector::new(24u32)) & Vector::new(0x80u32));
+    let is_nan = size.greater_than(&Vector::new(0x7f80_0000u32));
+    select_many(is_nan, Vector::new(0x7fu32), code)
 }
 
 /// `count` words as numbers.
@@ -51,43 +59,44 @@ pub(crate) fn decode_words<M: Size, N: Size>(
     #[comptime] count: usize,
     #[comptime] inline_ptx: bool,
 ) -> Vector<f32, N> {
-    let mut numbers = Vector::<f32, N>::empty();
-    #[unroll]
-    for at in 0..count {
-        let word = words.extract(at);
-        if comptime!(inline_ptx) {
+    if comptime!(inline_ptx) {
+        let mut numbers = Vector::<f32, N>::empty();
+        #[unroll]
+        for at in 0..count {
+            let word = words.extract(at);
             let low = decode_pair(word, false);
             let high = decode_pair(word, true);
             numbers.insert(comptime!(WORD * at), low.extract(0usize));
             numbers.insert(comptime!(WORD * at + 1), low.extract(1usize));
             numbers.insert(comptime!(WORD * at + 2), high.extract(0usize));
             numbers.insert(comptime!(WORD * at + 3), high.extract(1usize));
-        } else {
+        }
+        numbers
+    } else {
+        let mut codes = Vector::<u32, N>::empty();
+        #[unroll]
+        for at in 0..count {
+            let word = words.extract(at);
             #[unroll]
             for nth in 0..WORD {
                 let code = (word >> comptime!(8 * nth as u32)) & 0xff;
-                numbers.insert(comptime!(WORD * at + nth), decode(code));
+                codes.insert(comptime!(WORD * at + nth), code);
             }
         }
+        decode::<N>(codes)
     }
-    numbers
 }
 
 /// `count` codes of a word, from code `first` on.
 #[cube]
-pub(crate) fn decode_part<N: Size>(
-    word: u32,
-    first: usize,
-    #[comptime] count: usize,
-) -> Vector<f32, N> {
-    let codes = word >> (8 * first as u32);
-    let mut numbers = Vector::<f32, N>::empty();
+fn decode_part<N: Size>(word: u32, first: usize, #[comptime] count: usize) -> Vector<f32, N> {
+    let rest = word >> (8 * first as u32);
+    let mut codes = Vector::<u32, N>::empty();
     #[unroll]
     for nth in 0..count {
-        let code = (codes >> comptime!(8 * nth as u32)) & 0xff;
-        numbers.insert(nth, decode(code));
+        codes.insert(nth, (rest >> comptime!(8 * nth as u32)) & 0xff);
     }
-    numbers
+    decode::<N>(codes)
 }
 
 /// Numbers as `count` words.
@@ -98,9 +107,9 @@ pub(crate) fn encode_words<N: Size, M: Size>(
     #[comptime] inline_ptx: bool,
 ) -> Vector<u32, M> {
     let mut words = Vector::<u32, M>::empty();
-    #[unroll]
-    for at in 0..count {
-        if comptime!(inline_ptx) {
+    if comptime!(inline_ptx) {
+        #[unroll]
+        for at in 0..count {
             let word = encode_four(
                 numbers.extract(comptime!(WORD * at)),
                 numbers.extract(comptime!(WORD * at + 1)),
@@ -108,11 +117,15 @@ pub(crate) fn encode_words<N: Size, M: Size>(
                 numbers.extract(comptime!(WORD * at + 3)),
             );
             words.insert(at, word);
-        } else {
-            let mut word = 0u32.runtime();
+        }
+    } else {
+        let codes = encode::<N>(numbers);
+        #[unroll]
+        for at in 0..count {
+            let mut word = codes.extract(comptime!(WORD * at));
             #[unroll]
-            for nth in 0..WORD {
-                let code = encode(numbers.extract(comptime!(WORD * at + nth)));
+            for nth in 1..WORD {
+                let code = codes.extract(comptime!(WORD * at + nth));
                 word |= code << comptime!(8 * nth as u32);
             }
             words.insert(at, word);

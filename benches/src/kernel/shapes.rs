@@ -313,10 +313,10 @@ impl AttentionCase {
         2 * dtype.size() * heads.kv_heads * heads.head_dim * self.num_keys()
     }
 
-    /// Bytes: each input read once, the output written once.
-    pub fn bytes(&self, heads: &Heads, dtype: Dtype) -> f64 {
+    /// Bytes: each input read once, the output written once; keys and values of `kv_dtype`.
+    pub fn bytes(&self, heads: &Heads, dtype: Dtype, kv_dtype: Dtype) -> f64 {
         let rows = 2 * dtype.size() * self.num_tokens() * heads.q_heads * heads.head_dim;
-        (rows + self.kv_bytes(heads, dtype)) as f64
+        (rows + self.kv_bytes(heads, kv_dtype)) as f64
     }
 }
 
@@ -368,7 +368,9 @@ mod tests {
         assert_eq!(case.flops(&heads), 4.0 * 8.0 * 6.0 * 16.0);
         // 4 rows in and out, 9 keys and values.
         let bytes = 2.0 * (2.0 * 4.0 * 48.0 + 2.0 * 9.0 * 16.0);
-        assert_eq!(case.bytes(&heads, Dtype::Bf16), bytes);
-        assert_eq!(case.bytes(&heads, Dtype::F32), 2.0 * bytes);
+        assert_eq!(case.bytes(&heads, Dtype::Bf16, Dtype::Bf16), bytes);
+        assert_eq!(case.bytes(&heads, Dtype::F32, Dtype::F32), 2.0 * bytes);
+        let eight = 2.0 * (2.0 * 4.0 * 48.0 + 9.0 * 16.0);
+        assert_eq!(case.bytes(&heads, Dtype::Bf16, Dtype::E4m3), eight);
     }
 }

@@ -49,6 +49,11 @@ impl Values {
         }
     }
 
+    /// What the codes of a cache of eight bits are multiplied with.
+    pub fn scale() -> f64 {
+        f64::from(SCALE)
+    }
+
     /// Element `index`.
     pub fn at(&self, index: usize) -> f64 {
         // Kernels count in 32 bits, so that sequences repeat after 2³².

@@ -23,6 +23,7 @@ use super::keys::{
     BatchShape, KeySource, ScoreParams, SequenceKeys, Splits, key_row, sequence_keys,
 };
 use super::mask::{KeyRange, MaskBounds, visible_keys};
+use crate::e4m3::decode_words;
 use crate::paged::BlockTableShape;
 
 /// Elements of a vector: 16 bytes of f16 or bf16.
@@ -243,6 +244,36 @@ pub(super) fn part_row(
 #[cube]
 pub(super) fn as_pair<F: Float>(bits: u32) -> Vector<F, Const<2>> {
     Vector::<F, Const<2>>::reinterpret(bits)
+}
+
+/// The elements of a vector, from the words that it was loaded as.
+#[cube]
+pub(super) fn elements<F: Float, M: Size>(
+    words: Vector<u32, M>,
+    #[comptime] spec: MmaSpec,
+) -> Vector<F, Const<8>> {
+    if comptime!(spec.fp8) {
+        Vector::cast_from(decode_words::<M, Const<8>>(
+            words,
+            comptime!(spec.vector_words()),
+            comptime!(spec.inline_ptx),
+        ))
+    } else {
+        Vector::reinterpret(words)
+    }
+}
+
+/// The same in pairs.
+#[cube]
+pub(super) fn element_words<F: Float, M: Size>(
+    words: Vector<u32, M>,
+    #[comptime] spec: MmaSpec,
+) -> Vector<u32, Const<4>> {
+    if comptime!(spec.fp8) {
+        Vector::reinterpret(elements::<F, M>(words, spec))
+    } else {
+        Vector::reinterpret(words)
+    }
 }
 
 /// The low halves of two words, the first one lower.

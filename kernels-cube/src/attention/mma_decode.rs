@@ -9,7 +9,8 @@
 //!           products and calls them the columns that it must hold; likewise 16 bytes of a value become eight columns of
 //!           the output. The keys of the next group are on their way while the values of this one are used.
 //!           Shared: the partial results of the planes, once, at the end.
-//! Numerics  as the portable kernel, but weights are rounded to the type of the values for the second product.
+//! Numerics  as the portable kernel, but weights are rounded to the type of the queries for the second product. Keys and values
+//!           of eight bits become elements of that type when they are used; their scales go into the scores and the last product.
 //! Tails     keys that no row of the tile sees are not read. Rows without keys give 0 and −inf. Keys whose block is none
 //!           of the cache's are left out.
 //! Needs     `mma.m16n8k16` with the fragments of `mma.rs`, planes of 32; `head_dim` a multiple of 8, up to 128; rows and
@@ -21,8 +22,9 @@ use cubecl::prelude::*;
 use super::keys::{BatchShape, ScoreParams, Splits};
 use super::mask::MaskBounds;
 use super::mma::{
-    MmaSpec, as_pair, exponent_base, exponent_factor, high_halves, log_sum_exp, low_halves,
-    multiply_add, pair, part_row, power, row_max, row_tile, row_total, score, zero_fragments,
+    MmaSpec, as_pair, element_words, exponent_base, exponent_factor, high_halves, log_sum_exp,
+    low_halves, multiply_add, pair, part_row, power, row_max, row_tile, row_total, score,
+    zero_fragments,
 };
 use crate::layout::HeadLayout;
 use crate::paged::BlockTableShape;
@@ -40,10 +42,12 @@ const GROUP: usize = 16;
 const ROUND: usize = PLANES * GROUP;
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn mma_decode_kernel<F: Float, O: Float>(
+pub(super) fn mma_decode_kernel<F: Float, O: Float, M: Size>(
     q: &[Vector<u32, Const<4>>],
-    k: &[Vector<u32, Const<4>>],
-    v: &[Vector<u32, Const<4>>],
+    k: &[Vector<u32, M>],
+    v: &[Vector<u32, M>],
+    k_scales: &[f32],
+    v_scales: &[f32],
     cu_seqlens_q: &[i32],
     kv_lens: &[i32],
     block_table: &[i32],
@@ -118,6 +122,13 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
     let mut low_sum = 0.0f32.runtime();
     let mut high_sum = 0.0f32.runtime();
 
+    let mut k_scale = 1.0f32.runtime();
+    let mut v_scale = 1.0f32.runtime();
+    if comptime!(spec.fp8) {
+        k_scale = k_scales[kv_head];
+        v_scale = v_scales[kv_head];
+    }
+    let params = params.with_scale(k_scale);
     let factor = exponent_factor(&params, spec);
     let round = comptime!(ROUND as i32);
     let mut base = begin / round * round + (plane * comptime!(GROUP)) as i32;
@@ -140,10 +151,10 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
         block_log2,
         spec,
     );
-    let mut keys = Array::<Vector<u32, Const<4>>>::new(comptime!(2 * key_chunks));
-    let mut values = Array::<Vector<u32, Const<4>>>::new(comptime!(4 * value_chunks));
-    load_keys(k, &mut keys, slot, kv_head, &k_layout, spec);
-    load_values(v, &mut values, slot, kv_head, &v_layout, spec);
+    let mut keys = Array::<Vector<u32, M>>::new(comptime!(2 * key_chunks));
+    let mut values = Array::<Vector<u32, M>>::new(comptime!(4 * value_chunks));
+    load_keys::<M>(k, &mut keys, slot, kv_head, &k_layout, spec);
+    load_values::<M>(v, &mut values, slot, kv_head, &v_layout, spec);
 
     while base < end {
         let mut dots = zero_fragments(2usize);
@@ -153,7 +164,7 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
             for chunk in 0..key_chunks {
                 let low = low_query[chunk];
                 let high = high_query[chunk];
-                let key = keys[comptime!(half * key_chunks + chunk)];
+                let key = element_words::<F, M>(keys[comptime!(half * key_chunks + chunk)], spec);
                 #[unroll]
                 for step in 0..2usize {
                     let mut a = Array::<Vector<F, Const<2>>>::new(4usize);
@@ -168,7 +179,7 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
                 }
             }
         }
-        load_keys(k, &mut keys, next_slot, kv_head, &k_layout, spec);
+        load_keys::<M>(k, &mut keys, next_slot, kv_head, &k_layout, spec);
 
         // Scores, in the order (half, row, column); what a row does not see takes no part.
         let mut scores = Array::<f32>::new(8usize);
@@ -230,12 +241,16 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
         }
         #[unroll]
         for chunk in 0..value_chunks {
+            let first = element_words::<F, M>(values[comptime!(4 * chunk)], spec);
+            let second = element_words::<F, M>(values[comptime!(4 * chunk + 1)], spec);
+            let third = element_words::<F, M>(values[comptime!(4 * chunk + 2)], spec);
+            let fourth = element_words::<F, M>(values[comptime!(4 * chunk + 3)], spec);
             #[unroll]
             for word in 0..4usize {
-                let first = values[comptime!(4 * chunk)].extract(word);
-                let second = values[comptime!(4 * chunk + 1)].extract(word);
-                let third = values[comptime!(4 * chunk + 2)].extract(word);
-                let fourth = values[comptime!(4 * chunk + 3)].extract(word);
+                let first = first.extract(word);
+                let second = second.extract(word);
+                let third = third.extract(word);
+                let fourth = fourth.extract(word);
                 let mut b = Array::<Vector<F, Const<2>>>::new(2usize);
                 b[0usize] = as_pair::<F>(low_halves(first, second));
                 b[1usize] = as_pair::<F>(low_halves(third, fourth));
@@ -254,7 +269,7 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
                 );
             }
         }
-        load_values(v, &mut values, next_slot, kv_head, &v_layout, spec);
+        load_values::<M>(v, &mut values, next_slot, kv_head, &v_layout, spec);
 
         slot = next_slot;
         next_slot = part_row(
@@ -329,7 +344,7 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
             // A sum of zero means that no key was seen. A NaN must pass, so it is not compared with >.
             let mut norm = 1.0f32.runtime();
             if sum != 0.0 {
-                norm = 1.0 / sum;
+                norm = v_scale / sum;
             }
             let token = split * batch.num_tokens + tile.token(row as i32, &batch);
             let head = tile.head(row as i32, kv_head, &batch);
@@ -344,9 +359,9 @@ pub(super) fn mma_decode_kernel<F: Float, O: Float>(
 
 /// Keys `g` and `g + 8` of a group, a quarter of every 32 elements; zeros for those that have no row.
 #[cube]
-fn load_keys(
-    k: &[Vector<u32, Const<4>>],
-    keys: &mut Array<Vector<u32, Const<4>>>,
+fn load_keys<M: Size>(
+    k: &[Vector<u32, M>],
+    keys: &mut Array<Vector<u32, M>>,
     slot: i32,
     kv_head: usize,
     layout: &HeadLayout,
@@ -378,9 +393,9 @@ fn load_keys(
 
 /// Values `2t`, `2t + 1`, `2t + 8` and `2t + 9` of a group, an eighth of every 64 elements.
 #[cube]
-fn load_values(
-    v: &[Vector<u32, Const<4>>],
-    values: &mut Array<Vector<u32, Const<4>>>,
+fn load_values<M: Size>(
+    v: &[Vector<u32, M>],
+    values: &mut Array<Vector<u32, M>>,
     slot: i32,
     kv_head: usize,
     layout: &HeadLayout,

@@ -22,10 +22,9 @@ use cubecl::prelude::*;
 use super::keys::{BatchShape, ScoreParams, Splits};
 use super::mask::{KeyRange, MaskBounds};
 use super::mma::{
-    MmaSpec, RowTile, exponent_base, exponent_factor, log_sum_exp, multiply_add, pair, part_row,
-    power, row_max, row_tile, row_total, score, zero_fragments,
+    MmaSpec, RowTile, elements, exponent_base, exponent_factor, log_sum_exp, multiply_add, pair,
+    part_row, power, row_max, row_tile, row_total, score, zero_fragments,
 };
-use crate::e4m3::decode_words;
 use crate::layout::HeadLayout;
 use crate::paged::BlockTableShape;
 
@@ -570,23 +569,6 @@ fn fill<F: Float, M: Size>(
                 }
             }
         }
-    }
-}
-
-/// The elements of a vector, from the words that it was loaded as.
-#[cube]
-fn elements<F: Float, M: Size>(
-    words: Vector<u32, M>,
-    #[comptime] spec: MmaSpec,
-) -> Vector<F, Const<8>> {
-    if comptime!(spec.fp8) {
-        Vector::cast_from(decode_words::<M, Const<8>>(
-            words,
-            comptime!(spec.vector_words()),
-            comptime!(spec.inline_ptx),
-        ))
-    } else {
-        Vector::reinterpret(words)
     }
 }
 

@@ -81,7 +81,7 @@ impl AttentionKernel {
                     && problem.max_keys > 0
                     && problem.block_size.is_none_or(HopperTile::takes_blocks)
             }
-            Self::MmaDecode => mma && !problem.is_fp8(),
+            Self::MmaDecode => mma,
             Self::MmaPrefill => {
                 let shared = mma_prefill::shared_bytes(problem.head_dim);
                 let units = 32 * mma_prefill::PLANES as u32;
@@ -250,8 +250,8 @@ impl DecodeTile {
     }
 
     /// Whether keys go straight into registers faster: long tables of so many sequences that nothing is cut. On an H200, 64
-    /// sequences of 8,192 tokens, 8 key heads of 128: 488 us against 542; of 1,024 tokens 72 against 69. Never of eight bits,
-    /// which that kernel does not take.
+    /// sequences of 8,192 tokens, 8 key heads of 128: 488 us against 542; of 1,024 tokens 72 against 69. Not of eight bits,
+    /// whose bytes are half as many.
     fn is_slower(facts: &DeviceFacts, problem: &AttentionProblem) -> bool {
         let wide = problem.head_dim > 64 && problem.expected_keys > 4096 && !problem.is_fp8();
         wide && Self::new(facts, problem).parts == 1
@@ -494,10 +494,6 @@ fn choose(
         AttentionKernel::HopperDecode
     } else if runs(AttentionKernel::MmaDecode) {
         AttentionKernel::MmaDecode
-    } else if problem.is_fp8() && options.fixed_split.is_none() && runs(AttentionKernel::MmaPrefill)
-    {
-        // Few rows of tokens over keys of eight bits have no kernel of their own.
-        AttentionKernel::MmaPrefill
     } else {
         AttentionKernel::Portable
     }
@@ -792,20 +788,19 @@ mod tests {
             hopper: false,
             ..gpu()
         };
-        use AttentionKernel::{HopperDecode, MmaPrefill, Portable};
+        use AttentionKernel::{HopperDecode, MmaDecode, MmaPrefill, Portable};
         for head_dim in [64, 80, 128] {
             assert_eq!(kernel(gpu(), 300, head_dim, None), HopperDecode);
-            for num_tokens in [300, 301, 60_000] {
-                assert_eq!(kernel(ampere(), num_tokens, head_dim, None), MmaPrefill);
-                assert_eq!(kernel(cpu(), num_tokens, head_dim, None), Portable);
+            assert_eq!(kernel(ampere(), 300, head_dim, None), MmaDecode);
+            for facts in [gpu(), ampere()] {
+                assert_eq!(kernel(facts.clone(), 301, head_dim, None), MmaDecode);
+                assert_eq!(kernel(facts, 60_000, head_dim, None), MmaPrefill);
             }
-            for num_tokens in [301, 60_000] {
-                assert_eq!(kernel(gpu(), num_tokens, head_dim, None), MmaPrefill);
-            }
+            assert_eq!(kernel(cpu(), 300, head_dim, None), Portable);
         }
-        assert_eq!(kernel(gpu(), 300, 72, None), MmaPrefill);
+        assert_eq!(kernel(gpu(), 300, 72, None), MmaDecode);
+        assert_eq!(kernel(gpu(), 300, 128, Some(256)), MmaDecode);
         assert_eq!(kernel(gpu(), 60_000, 256, None), Portable);
-        assert_eq!(kernel(gpu(), 300, 128, Some(256)), Portable);
     }
 
     #[test]

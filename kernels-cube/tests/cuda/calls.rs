@@ -524,9 +524,16 @@ impl Calls {
                 for num_tokens in [4, 512] {
                     let form = format!("decode {num_tokens}");
                     self.choice = Some(AttentionChoice::Kernel(AttentionKernel::HopperDecode));
-                    for heads in [llama, Heads::new(9, 3, 64), Heads::new(16, 1, 80)] {
+                    for heads in [llama, Heads::new(9, 3, 64)] {
                         self.paged(&form, num_tokens, heads, causal, HOPPER_DECODE);
                     }
+                    let spilling = HOPPER_DECODE.with_local_memory(
+                        8,
+                        12,
+                        "ptxas keeps four cubes on a multiprocessor rather than two more registers",
+                    );
+                    let heads = Heads::new(16, 1, 80);
+                    self.paged(&form, num_tokens, heads, causal, spilling);
                 }
                 let heads = Heads::new(16, 1, 128);
                 self.paged("decode window, softcap", 4, heads, every, HOPPER_DECODE);
@@ -536,6 +543,11 @@ impl Calls {
             self.paged("prefill", 512, Heads::new(9, 3, 64), causal, SPLIT_PREFILL);
             self.paged("prefill", 512, Heads::new(4, 1, 80), causal, SPLIT_PREFILL);
             self.paged("prefill window, softcap", 512, llama, every, PREFILL);
+            self.choice = Some(AttentionChoice::Kernel(AttentionKernel::MmaDecode));
+            self.paged("decode", 4, llama, causal, DECODE);
+            self.paged("decode", 4, Heads::new(9, 3, 64), causal, DECODE);
+            self.paged("decode", 4, Heads::new(4, 1, 80), causal, DECODE);
+            self.paged("decode window, softcap", 4, llama, every, DECODE);
         }
         self.choice = Some(AttentionChoice::Kernel(AttentionKernel::Portable));
         self.paged("prefill", 512, Heads::new(9, 3, 64), causal, portable(255));

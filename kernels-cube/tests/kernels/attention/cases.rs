@@ -204,13 +204,20 @@ fn attention_agrees_with_plain_loops_in_bf16() {
 #[test]
 fn attention_over_eight_bits_agrees_with_plain_loops() {
     let mut count = 0;
-    for dtype in Dtype::ALL {
-        for case in CASES.iter().filter(|case| case.heads.head_dim % 4 == 0) {
-            for launcher in launchers() {
-                if runs(&launcher, dtype) {
-                    run_case(&launcher, case, dtype, true);
-                    count += 1;
-                }
+    let cases = || CASES.iter().filter(|case| case.heads.head_dim % 4 == 0);
+    for launcher in launchers() {
+        for case in cases() {
+            run_case(&launcher, case, Dtype::F32, true);
+            count += 1;
+        }
+    }
+    // The dtype is that of queries and output alone: some cases tell.
+    for dtype in [Dtype::F16, Dtype::Bf16] {
+        for case in cases().step_by(4) {
+            let [launcher, _] = launchers();
+            if runs(&launcher, dtype) {
+                run_case(&launcher, case, dtype, true);
+                count += 1;
             }
         }
     }
@@ -238,7 +245,13 @@ fn run_case(launcher: &Launcher, case: &Case, dtype: Dtype, fp8: bool) {
         softcap: case.softcap,
         fixed_split: case.fixed_split,
     };
-    let mut batch = HostBatch::random(dtype, case.heads, &LENS, case.q_bound);
+    // Scores of thousands end in weights of one key, or of two by chance: what is left is the error of the one sum in f32.
+    let q_bound = if fp8 {
+        case.q_bound.min(300.0)
+    } else {
+        case.q_bound
+    };
+    let mut batch = HostBatch::random(dtype, case.heads, &LENS, q_bound);
     let blocks = Blocks::shuffled(&batch.kv_lens(), case.block_size, true);
     blocks.share(&mut batch);
     if fp8 {
