@@ -16,7 +16,7 @@ use burn_paged_benches::llama::{
     StepSeconds,
 };
 use burn_paged_checkpoint::Checkpoint;
-use burn_paged_engine::{CacheSize, Engine, EngineConfig};
+use burn_paged_engine::{CacheSize, DecodeConfig, Engine, EngineConfig};
 use burn_paged_model::{
     CausalLm, LoadOptions, ModelDType, ModelSpec, RandomWeights, WeightSource, load_model,
 };
@@ -60,7 +60,7 @@ struct Args {
     #[arg(long, default_value_t = 32)]
     steps: usize,
     /// Windows per case, of which the median counts.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 5)]
     runs: usize,
     /// Tokens of a block of the cache; as in shapes.json if not given.
     #[arg(long)]
@@ -325,28 +325,37 @@ impl Subject<'_> {
         // One step holds all prompts of a prefill.
         let budget = wanted.iter().map(prompts).max().unwrap_or(0).max(BUDGET);
         let plan = |case| DecodePlan::new(case, runs, steps, budget);
-        let slots = |(kind, case): &(Kind, ModelCase)| {
-            let longest = match kind {
-                Kind::Prefill => case.tokens,
-                // A plan that cannot be is refused below.
-                Kind::Decode => plan(*case).map_or(case.tokens, |plan| plan.longest),
-            };
-            case.batch * longest.next_multiple_of(page)
+        let longest = |(kind, case): &(Kind, ModelCase)| match kind {
+            // The token that comes out is counted, too.
+            Kind::Prefill => case.tokens + 1,
+            // A plan that cannot be is refused below.
+            Kind::Decode => plan(*case).map_or(case.tokens, |plan| plan.longest),
         };
+        let slots = |case: &(Kind, ModelCase)| case.1.batch * longest(case).next_multiple_of(page);
         let Some(slots) = wanted.iter().map(slots).max() else {
             return Ok(());
         };
+        let longest = wanted.iter().map(longest).max().unwrap_or(0);
         let batch = wanted.iter().map(|(_, case)| case.batch).max().unwrap_or(1);
+        let decodes = wanted.iter().filter(|(kind, _)| *kind == Kind::Decode);
+        let batch_sizes: Vec<usize> = decodes.map(|(_, case)| case.batch).collect();
         let config = EngineConfig {
             block_size: page,
             cache_size: CacheSize::Tokens(slots),
             max_num_seqs: batch,
             max_num_batched_tokens: budget,
+            max_model_len: Some(longest.min(model.spec().max_positions)),
             enable_prefix_caching: false,
             seed: Some(SEED),
+            decode: DecodeConfig {
+                batch_sizes: Some(batch_sizes).filter(|sizes| !sizes.is_empty()),
+                ..Default::default()
+            },
             ..Default::default()
         };
         let mut engine = Engine::new(model, config)?;
+        // In the middle of a window, a capture would be part of a step.
+        engine.capture_decodes(|_, _| ());
         for (kind, case) in wanted {
             let outcome = guarded(|| match kind {
                 Kind::Prefill => llama::prefill(&mut engine, case, runs),

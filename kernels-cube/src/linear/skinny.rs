@@ -57,6 +57,46 @@ impl SkinnySpec {
     }
 }
 
+/// Where tiles come from and go to.
+#[derive(CubeType, Clone, Copy)]
+struct Tiles {
+    weight: u64,
+    x: u64,
+    /// The first row of the weights.
+    row: u32,
+    base: u32,
+    full: u32,
+}
+
+#[cube]
+impl Tiles {
+    /// Asks for the tiles of a step along the sum, of the weights and of all tokens.
+    fn ask(&self, stage: u32, step: u32, #[comptime] spec: SkinnySpec) {
+        let stage_bytes = comptime!(skinny_stage_bytes(spec.features, spec.tokens) as u32);
+        let barrier = self.full + 8 * stage;
+        let target = self.base + stage * stage_bytes;
+        mbarrier::arrive_expect(barrier, stage_bytes.runtime());
+        let column = step * comptime!(tma::TILE_COLUMNS as u32);
+        tma::load(
+            target,
+            self.weight,
+            column,
+            self.row + 0,
+            barrier,
+            tma::Reuse::Never,
+        );
+        let target = target + comptime!(spec.weight_bytes());
+        tma::load(
+            target,
+            self.x,
+            column,
+            0u32.runtime(),
+            barrier,
+            tma::Reuse::Often,
+        );
+    }
+}
+
 /// `bias` is read only if the plan has one; `out` is seen in vectors of four.
 #[cube(launch_unchecked, cluster_dim = CubeDim::new_1d(spec.parts))]
 pub(super) fn skinny_linear_kernel<F: Float>(
@@ -101,32 +141,41 @@ pub(super) fn skinny_linear_kernel<F: Float>(
     let first = part * num_steps / parts;
     let last = (part + 1) * num_steps / parts;
 
-    if unit == 0 {
+    let tiles = Tiles {
+        weight: tma::map_address(weight),
+        x: tma::map_address(x),
+        row: tile * features,
+        base: base + 0,
+        full: full + 0,
+    };
+    // The unit that asks makes the barriers, so that its first tiles are on their way before the others know of them.
+    if unit == consumer_units {
+        tma::prefetch_map(tiles.weight);
+        tma::prefetch_map(tiles.x);
         #[unroll]
         for stage in 0..stages {
             mbarrier::init(full + comptime!(8 * stage), 1u32);
             mbarrier::init(empty + comptime!(8 * stage), comptime!(spec.consumers()));
         }
         mbarrier::fence_init();
+        #[unroll]
+        for stage in 0..stages {
+            if first + stage < last {
+                tiles.ask(comptime!(stage).runtime(), first + stage, spec);
+            }
+        }
     }
     sync_cube();
 
     if unit >= consumer_units {
         if unit == consumer_units {
-            let weight_map = tma::map_address(weight);
-            let x_map = tma::map_address(x);
             let mut stage = 0u32.runtime();
-            let mut parity = 1u32.runtime();
-            for step in first..last {
-                let barrier = full + 8 * stage;
-                let target = base + stage * stage_bytes;
+            let mut parity = 0u32.runtime();
+            let mut step = first + stages;
+            while step < last {
                 mbarrier::wait(empty + 8 * stage, parity);
-                mbarrier::arrive_expect(barrier, stage_bytes);
-                let column = step * comptime!(tma::TILE_COLUMNS as u32);
-                let row = tile * features;
-                tma::load(target, weight_map, column, row, barrier, tma::Reuse::Never);
-                let target = target + weight_bytes;
-                tma::load(target, x_map, column, 0u32, barrier, tma::Reuse::Often);
+                tiles.ask(stage + 0, step + 0, spec);
+                step += 1;
                 stage += 1;
                 if stage == stages {
                     stage = 0u32.runtime();
