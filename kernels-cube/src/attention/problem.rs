@@ -31,6 +31,11 @@ pub struct AttentionProblem {
 }
 
 impl AttentionProblem {
+    /// Query heads of a key head, or 0 without key heads.
+    pub(super) fn group_size(&self) -> usize {
+        self.num_heads.checked_div(self.num_kv_heads).unwrap_or(0)
+    }
+
     pub(super) fn check(
         &self,
         check: Check,

@@ -14,6 +14,15 @@ pub(crate) fn of(unit: u32) -> u32 {
     group + 0
 }
 
+/// The same number, from which nothing is computed before this is reached.
+#[cube]
+pub(crate) fn not_ahead(value: u32) -> u32 {
+    let value = value + 0;
+    let same: u32;
+    gpu_asm!("mov.b32 {}, {};", out(_) same, in(_) value, options(nomem));
+    same + 0
+}
+
 /// The largest of the four neighbouring units that hold columns of one row of sums.
 #[cube]
 pub(crate) fn row_max(value: f32) -> f32 {
