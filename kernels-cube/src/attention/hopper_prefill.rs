@@ -147,7 +147,12 @@ impl HopperSpec {
 
     /// Barriers of a cube.
     fn barriers(self) -> usize {
-        4 * self.tile.stages + 2 + 2 * DRAWN
+        4 * self.tile.stages + 2 * self.tile.queries + 2 * DRAWN
+    }
+
+    /// Bytes of the queries of a tile.
+    fn all_query_bytes(self) -> u32 {
+        self.columns() * self.query_bytes()
     }
 
     fn is_paged(self) -> bool {
@@ -297,6 +302,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
         terminate!();
     }
     let stages = comptime!(spec.tile.stages as u32);
+    let buffers = comptime!(spec.tile.queries as u32);
     let memory = Shared::<[u32]>::new_aligned_slice(
         comptime!(spec.tile.data_bytes() / 4),
         comptime!(shared::SWIZZLE_ALIGN as usize),
@@ -309,20 +315,26 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
     let queries_full = shared::address(&barriers);
     let places = Places {
         queries,
-        keys: queries + comptime!(spec.columns() * spec.query_bytes()),
+        keys: queries + comptime!(buffers * spec.all_query_bytes()),
         queries_full,
-        queries_empty: queries_full + 8,
-        keys_full: queries_full + 16,
-        keys_empty: queries_full + comptime!(16 + 8 * stages),
-        values_full: queries_full + comptime!(16 + 16 * stages),
-        values_empty: queries_full + comptime!(16 + 24 * stages),
-        drawn_full: queries_full + comptime!(16 + 32 * stages),
-        drawn_empty: queries_full + comptime!(16 + 32 * stages + 8 * DRAWN as u32),
+        queries_empty: queries_full + comptime!(8 * buffers),
+        keys_full: queries_full + comptime!(16 * buffers),
+        keys_empty: queries_full + comptime!(16 * buffers + 8 * stages),
+        values_full: queries_full + comptime!(16 * buffers + 16 * stages),
+        values_empty: queries_full + comptime!(16 * buffers + 24 * stages),
+        drawn_full: queries_full + comptime!(16 * buffers + 32 * stages),
+        drawn_empty: queries_full + comptime!(16 * buffers + 32 * stages + 8 * DRAWN as u32),
     };
     let unit = UNIT_POS;
     if unit == 0 {
-        mbarrier::init(places.queries_full, 1u32);
-        mbarrier::init(places.queries_empty, spec.consumers());
+        #[unroll]
+        for buffer in 0..buffers {
+            mbarrier::init(places.queries_full + comptime!(8 * buffer), 1u32);
+            mbarrier::init(
+                places.queries_empty + comptime!(8 * buffer),
+                spec.consumers(),
+            );
+        }
         #[unroll]
         for stage in 0..stages {
             mbarrier::init(places.keys_full + comptime!(8 * stage), 1u32);
@@ -351,6 +363,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
             let k_map = tma::map_address(k);
             let mut stage = 0u32.runtime();
             let mut parity = 1u32.runtime();
+            let mut buffer = 0u32.runtime();
             let mut query_parity = 1u32.runtime();
             let mut nth_work = CUBE_POS;
             let mut slot = 0u32.runtime();
@@ -404,12 +417,16 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                     );
                     if nth == 0 {
                         // After the first keys: these need not wait until the last queries are done with.
-                        mbarrier::wait(places.queries_empty, query_parity);
-                        query_parity ^= 1;
+                        mbarrier::wait(places.queries_empty + 8 * buffer, query_parity);
                         if lane == 0 {
-                            load_queries(&places, q_map, &work, &batch, spec);
+                            load_queries(&places, q_map, &work, &batch, buffer, spec);
                         }
                         sync_plane();
+                        buffer += 1;
+                        if buffer == buffers {
+                            buffer = 0u32.runtime();
+                            query_parity ^= 1;
+                        }
                     }
                     stage += 1;
                     if stage == stages {
@@ -496,7 +513,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
         // The first row of the warp, and the upper one of the two rows of this unit.
         let warp_row = (group * wgmma::ROWS + in_group / 32 * 16) as i32;
         let row = warp_row + (lane / 4) as i32;
-        let own_queries = places.queries + group * GROUP_BYTES;
+        let group_queries = places.queries + group * GROUP_BYTES;
         // The first of the columns of this unit.
         let column = (lane % 4 * 2) as i32;
         let factor = exponent_factor(&params, spec.mma);
@@ -511,6 +528,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
         if group == comptime!(spec.consumers() - 1) {
             warpgroup::arrive(next_turn + 0, TURN_UNITS);
         }
+        let mut buffer = 0u32.runtime();
         let mut query_parity = 0u32.runtime();
         let mut stage = 0u32.runtime();
         let mut parity = 0u32.runtime();
@@ -531,6 +549,9 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                 &bounds,
                 spec,
             );
+            let own_queries = group_queries + buffer * comptime!(spec.all_query_bytes());
+            let queries_full = places.queries_full + 8 * buffer;
+            let queries_empty = places.queries_empty + 8 * buffer;
             if work.is_some && work.tile.has((group * wgmma::ROWS) as i32) {
                 let part = KeyRange {
                     first: work.part.first,
@@ -553,8 +574,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                     let mut base = work.last_tile * keys;
                     // The scores of the first tile; from then on, those of a tile are formed while its predecessor's
                     // values are still being added.
-                    mbarrier::wait(places.queries_full, query_parity);
-                    query_parity ^= 1;
+                    mbarrier::wait(queries_full, query_parity);
                     mbarrier::wait(places.keys_full + 8 * stage, parity);
                     let lost = lost_blocks(&missed, stage, spec);
                     wgmma::fence();
@@ -568,7 +588,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                     if leads {
                         mbarrier::arrive(places.keys_empty + 8 * stage);
                         if num_tiles == 1 {
-                            mbarrier::arrive(places.queries_empty);
+                            mbarrier::arrive(queries_empty);
                         }
                     }
                     stage += 1;
@@ -616,7 +636,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                         if leads {
                             mbarrier::arrive(places.keys_empty + 8 * stage);
                             if nth + 1 == num_tiles {
-                                mbarrier::arrive(places.queries_empty);
+                                mbarrier::arrive(queries_empty);
                             }
                         }
                         read_scores(&mut scores, &params, spec);
@@ -700,10 +720,9 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
             } else if work.num_tiles > 0 {
                 // No row of this warpgroup is one of the sequence's: it only takes its turns and gives back what it does
                 // not need, each after it has come, so that arrivals count for the right phase.
-                mbarrier::wait(places.queries_full, query_parity);
-                query_parity ^= 1;
+                mbarrier::wait(queries_full, query_parity);
                 if leads {
-                    mbarrier::arrive(places.queries_empty);
+                    mbarrier::arrive(queries_empty);
                 }
                 for nth in 0..work.num_tiles {
                     mbarrier::wait(places.keys_full + 8 * stage, parity);
@@ -728,6 +747,13 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                         value_stage = 0u32.runtime();
                         value_parity ^= 1;
                     }
+                }
+            }
+            if work.num_tiles > 0 {
+                buffer += 1;
+                if buffer == buffers {
+                    buffer = 0u32.runtime();
+                    query_parity ^= 1;
                 }
             }
             nth_work = deal.count;
@@ -774,22 +800,25 @@ fn load_queries(
     map: u64,
     work: &Work,
     batch: &BatchShape,
+    buffer: u32,
     #[comptime] spec: HopperSpec,
 ) {
+    let queries = places.queries + buffer * comptime!(spec.all_query_bytes());
+    let full = places.queries_full + 8 * buffer;
     let head = (work.head_tile * batch.group_size) as u32;
     let token = work.tile.token(0i32.runtime(), batch) as i32;
-    let bytes = comptime!(spec.columns() * spec.query_bytes()).runtime();
-    mbarrier::arrive_expect(places.queries_full, bytes);
+    let bytes = comptime!(spec.all_query_bytes()).runtime();
+    mbarrier::arrive_expect(full, bytes);
     #[unroll]
     for block in 0..comptime!(spec.columns()) {
         tma::load_heads(
-            places.queries + comptime!(block * spec.query_bytes()),
+            queries + comptime!(block * spec.query_bytes()),
             map,
             comptime!(block * tma::TILE_COLUMNS as u32).runtime(),
             head,
             token,
             0i32.runtime(),
-            places.queries_full,
+            full,
             tma::Reuse::Never,
         );
     }

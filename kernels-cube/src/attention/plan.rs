@@ -100,6 +100,8 @@ pub struct HopperTile {
     pub(super) stages: usize,
     /// Warpgroups that multiply, 64 rows each.
     pub(super) warpgroups: usize,
+    /// Tiles of queries in shared memory: with two, those of the next tile come while cubes that stay are at the last.
+    pub(super) queries: usize,
     /// Whether a cube takes one tile of rows after the other.
     pub(super) stays: bool,
 }
@@ -124,11 +126,13 @@ impl HopperTile {
             columns: head_dim.div_ceil(64),
             stages: 2,
             warpgroups: 2,
+            queries: 2,
             stays: true,
         };
+        let once = |tile: Self| Self { queries: 1, ..tile };
         let leaves = |tile: Self| Self {
             stays: false,
-            ..tile
+            ..once(tile)
         };
         match head_dim {
             ..=64 => {
@@ -137,16 +141,16 @@ impl HopperTile {
                     warpgroups: 3,
                     ..tile
                 };
-                vec![tall, leaves(tall), tile, leaves(tile)]
+                vec![tall, leaves(tall), once(tall), tile, leaves(tile)]
             }
             65..=128 => {
                 let deep = Self { stages: 3, ..tile };
-                vec![tile, leaves(deep), deep]
+                vec![tile, leaves(deep), once(tile), once(deep)]
             }
             // Wider outputs leave no registers for the scores of more keys.
             _ => {
                 let tile = Self { keys: 64, ..tile };
-                vec![tile, leaves(tile)]
+                vec![once(tile), leaves(tile)]
             }
         }
     }
@@ -168,7 +172,7 @@ impl HopperTile {
 
     /// Bytes of shared memory without barriers: queries and a ring of stages, rows of 64 elements of 16 bits.
     pub(super) fn data_bytes(self) -> usize {
-        (self.rows() + 2 * self.keys * self.stages) * self.columns * 128
+        (self.rows() * self.queries + 2 * self.keys * self.stages) * self.columns * 128
     }
 
     /// Whether a copy can take the keys of a tile out of blocks of `block_size`: whole blocks, or a part of one, that begin
@@ -703,7 +707,7 @@ mod tests {
     fn tiles_for_hopper_fit_into_shared_memory() {
         for head_dim in [8, 64, 72, 128, 136, 256] {
             for tile in HopperTile::all(head_dim) {
-                let barriers = 8 * (4 * tile.stages + 6) + 4 * tile.stages + 8;
+                let barriers = 8 * (4 * tile.stages + 2 * tile.queries + 4) + 4 * tile.stages + 8;
                 assert!(tile.data_bytes() + barriers <= gpu().max_shared_memory_bytes);
                 assert!(tile.columns * 64 >= head_dim && tile.stages >= 2);
             }
