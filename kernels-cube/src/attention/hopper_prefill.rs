@@ -528,7 +528,6 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
         if group == comptime!(spec.consumers() - 1) {
             warpgroup::arrive(next_turn + 0, TURN_UNITS);
         }
-        let mut buffer = 0u32.runtime();
         let mut query_parity = 0u32.runtime();
         let mut stage = 0u32.runtime();
         let mut parity = 0u32.runtime();
@@ -539,56 +538,235 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
         let mut nth_work = CUBE_POS;
         let mut slot = 0u32.runtime();
         let mut slot_parity = 0u32.runtime();
-        while nth_work < deal.count {
-            let work = work_of(
-                nth_work,
-                &deal,
-                cu_seqlens_q,
-                kv_lens,
-                &batch,
-                &bounds,
-                spec,
-            );
-            let own_queries = group_queries + buffer * comptime!(spec.all_query_bytes());
-            let queries_full = places.queries_full + 8 * buffer;
-            let queries_empty = places.queries_empty + 8 * buffer;
-            if work.is_some && work.tile.has((group * wgmma::ROWS) as i32) {
-                let part = KeyRange {
-                    first: work.part.first,
-                    len: work.part.len,
-                };
-                let num_tiles = work.num_tiles;
-                let low_range = work.tile.visible(row, &batch, &bounds);
-                let high_range = work.tile.visible(row + 8, &batch, &bounds);
-                let common = common_keys(&work.tile, warp_row, &batch, &bounds);
-                let common_end = common.first + common.len;
-                let end = part.first + part.len;
-                let mut rows = RowPair {
-                    low_max: f32::min_value(),
-                    high_max: f32::min_value(),
-                    low_sum: 0.0f32.runtime(),
-                    high_sum: 0.0f32.runtime(),
-                };
-                wgmma::clear(spec.output());
-                if num_tiles > 0 {
-                    let mut base = work.last_tile * keys;
-                    // The scores of the first tile; from then on, those of a tile are formed while its predecessor's
-                    // values are still being added.
-                    mbarrier::wait(queries_full, query_parity);
+        if comptime!(spec.tile.ahead) {
+            let first_row = (group * wgmma::ROWS) as i32;
+            // Of the tile of rows that is attended: the tile of keys whose weights are there, and how many are left after it.
+            let mut base = 0i32.runtime();
+            let mut left = 0i32.runtime();
+            let mut part_first = 0i32.runtime();
+            let mut part_end = 0i32.runtime();
+            let mut common_first = 0i32.runtime();
+            let mut common_end = 0i32.runtime();
+            let mut low_range = KeyRange {
+                first: 0i32.runtime(),
+                len: 0i32.runtime(),
+            };
+            let mut high_range = KeyRange {
+                first: 0i32.runtime(),
+                len: 0i32.runtime(),
+            };
+            let mut rows = RowPair {
+                low_max: f32::min_value(),
+                high_max: f32::min_value(),
+                low_sum: 0.0f32.runtime(),
+                high_sum: 0.0f32.runtime(),
+            };
+            // Where the rows of the tile go that has just ended.
+            let mut low_has = false.runtime();
+            let mut high_has = false.runtime();
+            let mut low_to = 0usize.runtime();
+            let mut high_to = 0usize.runtime();
+            let mut buffer = comptime!(buffers - 1).runtime();
+            // Whether there are weights whose values are to be added.
+            let mut weighs = false.runtime();
+            let mut works = true.runtime();
+            while works {
+                let ends = weighs && left == 0;
+                let mut scores_next = weighs && left > 0;
+                let mut starts = false.runtime();
+                let mut low_norm = 1.0f32.runtime();
+                let mut high_norm = 1.0f32.runtime();
+                let tile_values = places.keys
+                    + value_stage * comptime!(2 * spec.key_bytes())
+                    + comptime!(spec.key_bytes());
+                let values_full = places.values_full + 8 * value_stage;
+                if weighs && (base < part_first || base + keys > part_end) {
+                    mbarrier::wait(values_full, value_parity);
+                    let part = KeyRange {
+                        first: part_first,
+                        len: part_end - part_first,
+                    };
+                    clear_unseen(tile_values, base, &part, group, in_group, spec);
+                }
+                if scores_next {
+                    base -= keys;
+                    left -= 1;
+                } else {
+                    if ends {
+                        let low_sum = row_total(rows.low_sum);
+                        let high_sum = row_total(rows.high_sum);
+                        low_norm = norm(low_sum);
+                        high_norm = norm(high_sum);
+                        // Once more, because its numbers would take registers all the time.
+                        let work = work_of(
+                            nth_work,
+                            &deal,
+                            cu_seqlens_q,
+                            kv_lens,
+                            &batch,
+                            &bounds,
+                            spec,
+                        );
+                        low_has = work.tile.has(row);
+                        high_has = work.tile.has(row + 8);
+                        if low_has {
+                            let token = work.out_token(row, &batch);
+                            let head = work.tile.head(row, work.head_tile, &batch);
+                            low_to = out_layout.offset(token, head);
+                            if lane.is_multiple_of(4) {
+                                let to = token * batch.num_heads + head;
+                                lse[to] = log_sum_exp(rows.low_max, low_sum, &params, spec.mma);
+                            }
+                        }
+                        if high_has {
+                            let token = work.out_token(row + 8, &batch);
+                            let head = work.tile.head(row + 8, work.head_tile, &batch);
+                            high_to = out_layout.offset(token, head);
+                            if lane.is_multiple_of(4) {
+                                let to = token * batch.num_heads + head;
+                                lse[to] = log_sum_exp(rows.high_max, high_sum, &params, spec.mma);
+                            }
+                        }
+                        nth_work = take_ticket(&tickets, &places, slot, slot_parity, lane);
+                        slot ^= 1;
+                        slot_parity ^= u32::cast_from(slot == 0);
+                    }
+                    // The next tile that this warpgroup has rows in; while weights wait for their values, only if it is
+                    // the very next one.
+                    let mut looks = true.runtime();
+                    while looks {
+                        looks = false.runtime();
+                        if nth_work < deal.count {
+                            let work = work_of(
+                                nth_work,
+                                &deal,
+                                cu_seqlens_q,
+                                kv_lens,
+                                &batch,
+                                &bounds,
+                                spec,
+                            );
+                            let has_rows = work.is_some && work.tile.has(first_row);
+                            starts = has_rows && work.num_tiles > 0;
+                            if starts {
+                                base = work.last_tile * keys;
+                                left = work.num_tiles - 1;
+                                part_first = work.part.first;
+                                part_end = work.part.first + work.part.len;
+                                let common = common_keys(&work.tile, warp_row, &batch, &bounds);
+                                common_first = common.first;
+                                common_end = common.first + common.len;
+                                let low = work.tile.visible(row, &batch, &bounds);
+                                low_range.first = low.first;
+                                low_range.len = low.len;
+                                let high = work.tile.visible(row + 8, &batch, &bounds);
+                                high_range.first = high.first;
+                                high_range.len = high.len;
+                                rows.low_max = f32::min_value();
+                                rows.high_max = f32::min_value();
+                                rows.low_sum = 0.0f32.runtime();
+                                rows.high_sum = 0.0f32.runtime();
+                            } else if !weighs {
+                                if has_rows {
+                                    // Rows without keys.
+                                    wgmma::clear(spec.output());
+                                    write_nothing(
+                                        out,
+                                        lse,
+                                        row,
+                                        lane,
+                                        &work,
+                                        &batch,
+                                        &out_layout,
+                                        spec,
+                                    );
+                                } else if work.num_tiles > 0 {
+                                    // No row of this warpgroup is one of the sequence's: it only takes its turns and
+                                    // gives back what it does not need, each after it has come, so that arrivals count
+                                    // for the right phase.
+                                    buffer ^= 1;
+                                    mbarrier::wait(places.queries_full + 8 * buffer, query_parity);
+                                    query_parity ^= buffer;
+                                    if leads {
+                                        mbarrier::arrive(places.queries_empty + 8 * buffer);
+                                    }
+                                    for _nth in 0..work.num_tiles {
+                                        mbarrier::wait(places.keys_full + 8 * stage, parity);
+                                        warpgroup::sync(own_turn, TURN_UNITS);
+                                        warpgroup::arrive(next_turn + 0, TURN_UNITS);
+                                        if leads {
+                                            mbarrier::arrive(places.keys_empty + 8 * stage);
+                                        }
+                                        mbarrier::wait(
+                                            places.values_full + 8 * value_stage,
+                                            value_parity,
+                                        );
+                                        if leads {
+                                            mbarrier::arrive(places.values_empty + 8 * value_stage);
+                                        }
+                                        stage += 1;
+                                        if stage == stages {
+                                            stage = 0u32.runtime();
+                                            parity ^= 1;
+                                        }
+                                        value_stage += 1;
+                                        if value_stage == stages {
+                                            value_stage = 0u32.runtime();
+                                            value_parity ^= 1;
+                                        }
+                                    }
+                                }
+                                nth_work = take_ticket(&tickets, &places, slot, slot_parity, lane);
+                                slot ^= 1;
+                                slot_parity ^= u32::cast_from(slot == 0);
+                                looks = true.runtime();
+                            }
+                        }
+                    }
+                    if starts {
+                        scores_next = true.runtime();
+                        buffer ^= 1;
+                        mbarrier::wait(places.queries_full + 8 * buffer, query_parity);
+                        query_parity ^= buffer;
+                    }
+                }
+
+                // Both products every time, so that no branch lies between them and what waits for them: without a tile to
+                // come or one to add, they run on what lies there, and nobody reads the result.
+                let uniform_stage = warpgroup::first_units(stage);
+                let uniform_value_stage = warpgroup::first_units(value_stage);
+                let uniform_buffer = warpgroup::first_units(buffer);
+                let tile_values = places.keys
+                    + uniform_value_stage * comptime!(2 * spec.key_bytes())
+                    + comptime!(spec.key_bytes());
+                let values_full = places.values_full + 8 * value_stage;
+                let tile_keys = places.keys + uniform_stage * comptime!(2 * spec.key_bytes());
+                let own_queries =
+                    group_queries + uniform_buffer * comptime!(spec.all_query_bytes());
+                let mut lost = 0u32.runtime();
+                if scores_next {
                     mbarrier::wait(places.keys_full + 8 * stage, parity);
-                    let lost = lost_blocks(&missed, stage, spec);
-                    wgmma::fence();
-                    multiply_keys(
-                        own_queries,
-                        places.keys + stage * comptime!(2 * spec.key_bytes()),
-                        spec,
-                    );
-                    wgmma::commit();
-                    wgmma::wait(0u32);
+                    lost = lost_blocks(&missed, stage, spec);
+                    warpgroup::sync(own_turn, TURN_UNITS);
+                }
+                wgmma::fence();
+                multiply_keys(own_queries, tile_keys, spec);
+                wgmma::commit();
+                if weighs {
+                    mbarrier::wait(values_full, value_parity);
+                }
+                wgmma::fence();
+                multiply_values(tile_values, spec);
+                wgmma::commit();
+                if scores_next {
+                    warpgroup::arrive(next_turn + 0, TURN_UNITS);
+                }
+                wgmma::wait(1u32);
+                if scores_next {
                     if leads {
                         mbarrier::arrive(places.keys_empty + 8 * stage);
-                        if num_tiles == 1 {
-                            mbarrier::arrive(queries_empty);
+                        if left == 0 {
+                            mbarrier::arrive(places.queries_empty + 8 * buffer);
                         }
                     }
                     stage += 1;
@@ -596,48 +774,100 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                         stage = 0u32.runtime();
                         parity ^= 1;
                     }
-                    read_scores(&mut scores, &params, spec);
-                    if base < common.first || base + keys > common_end {
-                        hide_keys(&mut scores, base + column, &low_range, &high_range, spec);
+                }
+                read_scores(&mut scores, &params, spec);
+                if base < common_first || base + keys > common_end {
+                    hide_keys(&mut scores, base + column, &low_range, &high_range, spec);
+                }
+                if comptime!(spec.is_paged()) {
+                    if lost != 0 {
+                        hide_lost(&mut scores, lost, column as u32, block_log2, spec);
                     }
-                    if comptime!(spec.is_paged()) {
-                        if lost != 0 {
-                            hide_lost(&mut scores, lost, column as u32, block_log2, spec);
-                        }
+                }
+                let kept = rows.weigh(&mut scores, factor, spec);
+                wgmma::wait_after(rows.low_sum + rows.high_sum, places.queries, 0u32);
+                if weighs {
+                    if leads {
+                        mbarrier::arrive(places.values_empty + 8 * value_stage);
                     }
-                    let _nothing_yet = rows.weigh(&mut scores, factor, spec);
-                    set_weights(&scores, spec);
-
-                    for nth in 1..num_tiles {
-                        let tile_values = places.keys
-                            + value_stage * comptime!(2 * spec.key_bytes())
-                            + comptime!(spec.key_bytes());
-                        let tile_keys = places.keys + stage * comptime!(2 * spec.key_bytes());
-                        let values_full = places.values_full + 8 * value_stage;
-                        if base < part.first || base + keys > end {
-                            mbarrier::wait(values_full, value_parity);
-                            clear_unseen(tile_values, base, &part, group, in_group, spec);
-                        }
-                        base -= keys;
-
+                    value_stage += 1;
+                    if value_stage == stages {
+                        value_stage = 0u32.runtime();
+                        value_parity ^= 1;
+                    }
+                }
+                set_weights(&scores, spec);
+                if ends {
+                    wgmma::scale(low_norm, high_norm, spec.output());
+                    write_row(out, low_to, low_has, lane, 0usize, spec);
+                    write_row(out, high_to, high_has, lane, 1usize, spec);
+                }
+                if starts {
+                    wgmma::clear(spec.output());
+                } else if plane_any(kept.low != 1.0 || kept.high != 1.0) {
+                    wgmma::scale(kept.low, kept.high, spec.output());
+                }
+                weighs = scores_next;
+                works = weighs || nth_work < deal.count;
+            }
+        } else {
+            let mut buffer = 0u32.runtime();
+            while nth_work < deal.count {
+                let work = work_of(
+                    nth_work,
+                    &deal,
+                    cu_seqlens_q,
+                    kv_lens,
+                    &batch,
+                    &bounds,
+                    spec,
+                );
+                let own_queries = group_queries + buffer * comptime!(spec.all_query_bytes());
+                let queries_full = places.queries_full + 8 * buffer;
+                let queries_empty = places.queries_empty + 8 * buffer;
+                if work.is_some && work.tile.has((group * wgmma::ROWS) as i32) {
+                    let part = KeyRange {
+                        first: work.part.first,
+                        len: work.part.len,
+                    };
+                    let num_tiles = work.num_tiles;
+                    let low_range = work.tile.visible(row, &batch, &bounds);
+                    let high_range = work.tile.visible(row + 8, &batch, &bounds);
+                    let common = common_keys(&work.tile, warp_row, &batch, &bounds);
+                    let common_end = common.first + common.len;
+                    let end = part.first + part.len;
+                    let mut rows = RowPair {
+                        low_max: f32::min_value(),
+                        high_max: f32::min_value(),
+                        low_sum: 0.0f32.runtime(),
+                        high_sum: 0.0f32.runtime(),
+                    };
+                    wgmma::clear(spec.output());
+                    if num_tiles > 0 {
+                        let mut base = work.last_tile * keys;
+                        // The scores of the first tile; from then on, those of a tile are formed while its predecessor's
+                        // values are still being added.
+                        mbarrier::wait(queries_full, query_parity);
                         mbarrier::wait(places.keys_full + 8 * stage, parity);
                         let lost = lost_blocks(&missed, stage, spec);
-                        warpgroup::sync(own_turn, TURN_UNITS);
                         wgmma::fence();
-                        multiply_keys(own_queries, tile_keys, spec);
+                        multiply_keys(
+                            own_queries,
+                            places.keys + stage * comptime!(2 * spec.key_bytes()),
+                            spec,
+                        );
                         wgmma::commit();
-                        mbarrier::wait(values_full, value_parity);
-                        wgmma::fence();
-                        multiply_values(tile_values, spec);
-                        wgmma::commit();
-                        warpgroup::arrive(next_turn + 0, TURN_UNITS);
-
-                        wgmma::wait(1u32);
+                        wgmma::wait(0u32);
                         if leads {
                             mbarrier::arrive(places.keys_empty + 8 * stage);
-                            if nth + 1 == num_tiles {
+                            if num_tiles == 1 {
                                 mbarrier::arrive(queries_empty);
                             }
+                        }
+                        stage += 1;
+                        if stage == stages {
+                            stage = 0u32.runtime();
+                            parity ^= 1;
                         }
                         read_scores(&mut scores, &params, spec);
                         if base < common.first || base + keys > common_end {
@@ -648,15 +878,143 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                                 hide_lost(&mut scores, lost, column as u32, block_log2, spec);
                             }
                         }
-                        let kept = rows.weigh(&mut scores, factor, spec);
+                        let _nothing_yet = rows.weigh(&mut scores, factor, spec);
+                        set_weights(&scores, spec);
 
-                        wgmma::wait_after(rows.low_sum + rows.high_sum, places.queries, 0u32);
+                        for nth in 1..num_tiles {
+                            let tile_values = places.keys
+                                + value_stage * comptime!(2 * spec.key_bytes())
+                                + comptime!(spec.key_bytes());
+                            let tile_keys = places.keys + stage * comptime!(2 * spec.key_bytes());
+                            let values_full = places.values_full + 8 * value_stage;
+                            if base < part.first || base + keys > end {
+                                mbarrier::wait(values_full, value_parity);
+                                clear_unseen(tile_values, base, &part, group, in_group, spec);
+                            }
+                            base -= keys;
+
+                            mbarrier::wait(places.keys_full + 8 * stage, parity);
+                            let lost = lost_blocks(&missed, stage, spec);
+                            warpgroup::sync(own_turn, TURN_UNITS);
+                            wgmma::fence();
+                            multiply_keys(own_queries, tile_keys, spec);
+                            wgmma::commit();
+                            mbarrier::wait(values_full, value_parity);
+                            wgmma::fence();
+                            multiply_values(tile_values, spec);
+                            wgmma::commit();
+                            warpgroup::arrive(next_turn + 0, TURN_UNITS);
+
+                            wgmma::wait(1u32);
+                            if leads {
+                                mbarrier::arrive(places.keys_empty + 8 * stage);
+                                if nth + 1 == num_tiles {
+                                    mbarrier::arrive(queries_empty);
+                                }
+                            }
+                            read_scores(&mut scores, &params, spec);
+                            if base < common.first || base + keys > common_end {
+                                hide_keys(
+                                    &mut scores,
+                                    base + column,
+                                    &low_range,
+                                    &high_range,
+                                    spec,
+                                );
+                            }
+                            if comptime!(spec.is_paged()) {
+                                if lost != 0 {
+                                    hide_lost(&mut scores, lost, column as u32, block_log2, spec);
+                                }
+                            }
+                            let kept = rows.weigh(&mut scores, factor, spec);
+
+                            wgmma::wait_after(rows.low_sum + rows.high_sum, places.queries, 0u32);
+                            if leads {
+                                mbarrier::arrive(places.values_empty + 8 * value_stage);
+                            }
+                            set_weights(&scores, spec);
+                            if plane_any(kept.low != 1.0 || kept.high != 1.0) {
+                                wgmma::scale(kept.low, kept.high, spec.output());
+                            }
+                            stage += 1;
+                            if stage == stages {
+                                stage = 0u32.runtime();
+                                parity ^= 1;
+                            }
+                            value_stage += 1;
+                            if value_stage == stages {
+                                value_stage = 0u32.runtime();
+                                value_parity ^= 1;
+                            }
+                        }
+
+                        let tile_values = places.keys
+                            + value_stage * comptime!(2 * spec.key_bytes())
+                            + comptime!(spec.key_bytes());
+                        mbarrier::wait(places.values_full + 8 * value_stage, value_parity);
+                        if base < part.first || base + keys > end {
+                            clear_unseen(tile_values, base, &part, group, in_group, spec);
+                        }
+                        wgmma::fence();
+                        multiply_values(tile_values, spec);
+                        wgmma::commit();
+                        wgmma::wait(0u32);
                         if leads {
                             mbarrier::arrive(places.values_empty + 8 * value_stage);
                         }
-                        set_weights(&scores, spec);
-                        if plane_any(kept.low != 1.0 || kept.high != 1.0) {
-                            wgmma::scale(kept.low, kept.high, spec.output());
+                        value_stage += 1;
+                        if value_stage == stages {
+                            value_stage = 0u32.runtime();
+                            value_parity ^= 1;
+                        }
+                    }
+
+                    let low_sum = row_total(rows.low_sum);
+                    let high_sum = row_total(rows.high_sum);
+                    write_output(
+                        out,
+                        row,
+                        lane,
+                        low_sum,
+                        high_sum,
+                        &work,
+                        &batch,
+                        &out_layout,
+                        spec,
+                    );
+                    if lane.is_multiple_of(4) {
+                        let mma = comptime!(spec.mma);
+                        if work.tile.has(row) {
+                            let to = work.out_token(row, &batch) * batch.num_heads
+                                + work.tile.head(row, work.head_tile, &batch);
+                            lse[to] = log_sum_exp(rows.low_max, low_sum, &params, mma);
+                        }
+                        if work.tile.has(row + 8) {
+                            let to = work.out_token(row + 8, &batch) * batch.num_heads
+                                + work.tile.head(row + 8, work.head_tile, &batch);
+                            lse[to] = log_sum_exp(rows.high_max, high_sum, &params, mma);
+                        }
+                    }
+                } else if work.num_tiles > 0 {
+                    // No row of this warpgroup is one of the sequence's: it only takes its turns and gives back what it does
+                    // not need, each after it has come, so that arrivals count for the right phase.
+                    mbarrier::wait(queries_full, query_parity);
+                    if leads {
+                        mbarrier::arrive(queries_empty);
+                    }
+                    for nth in 0..work.num_tiles {
+                        mbarrier::wait(places.keys_full + 8 * stage, parity);
+                        if nth > 0 {
+                            warpgroup::sync(own_turn, TURN_UNITS);
+                            warpgroup::arrive(next_turn + 0, TURN_UNITS);
+                        }
+                        if leads {
+                            mbarrier::arrive(places.keys_empty + 8 * stage);
+                        }
+                        mbarrier::wait(places.values_full + 8 * value_stage, value_parity);
+                        if leads {
+                            mbarrier::arrive(places.values_empty + 8 * value_stage);
                         }
                         stage += 1;
                         if stage == stages {
@@ -669,98 +1027,20 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                             value_parity ^= 1;
                         }
                     }
-
-                    let tile_values = places.keys
-                        + value_stage * comptime!(2 * spec.key_bytes())
-                        + comptime!(spec.key_bytes());
-                    mbarrier::wait(places.values_full + 8 * value_stage, value_parity);
-                    if base < part.first || base + keys > end {
-                        clear_unseen(tile_values, base, &part, group, in_group, spec);
-                    }
-                    wgmma::fence();
-                    multiply_values(tile_values, spec);
-                    wgmma::commit();
-                    wgmma::wait(0u32);
-                    if leads {
-                        mbarrier::arrive(places.values_empty + 8 * value_stage);
-                    }
-                    value_stage += 1;
-                    if value_stage == stages {
-                        value_stage = 0u32.runtime();
-                        value_parity ^= 1;
+                }
+                if work.num_tiles > 0 {
+                    buffer += 1;
+                    if buffer == buffers {
+                        buffer = 0u32.runtime();
+                        query_parity ^= 1;
                     }
                 }
-
-                let low_sum = row_total(rows.low_sum);
-                let high_sum = row_total(rows.high_sum);
-                write_output(
-                    out,
-                    row,
-                    lane,
-                    low_sum,
-                    high_sum,
-                    &work,
-                    &batch,
-                    &out_layout,
-                    spec,
-                );
-                if lane.is_multiple_of(4) {
-                    let mma = comptime!(spec.mma);
-                    if work.tile.has(row) {
-                        let to = work.out_token(row, &batch) * batch.num_heads
-                            + work.tile.head(row, work.head_tile, &batch);
-                        lse[to] = log_sum_exp(rows.low_max, low_sum, &params, mma);
-                    }
-                    if work.tile.has(row + 8) {
-                        let to = work.out_token(row + 8, &batch) * batch.num_heads
-                            + work.tile.head(row + 8, work.head_tile, &batch);
-                        lse[to] = log_sum_exp(rows.high_max, high_sum, &params, mma);
-                    }
+                nth_work = deal.count;
+                if comptime!(spec.tile.stays) {
+                    nth_work = take_ticket(&tickets, &places, slot, slot_parity, lane);
+                    slot ^= 1;
+                    slot_parity ^= u32::cast_from(slot == 0);
                 }
-            } else if work.num_tiles > 0 {
-                // No row of this warpgroup is one of the sequence's: it only takes its turns and gives back what it does
-                // not need, each after it has come, so that arrivals count for the right phase.
-                mbarrier::wait(queries_full, query_parity);
-                if leads {
-                    mbarrier::arrive(queries_empty);
-                }
-                for nth in 0..work.num_tiles {
-                    mbarrier::wait(places.keys_full + 8 * stage, parity);
-                    if nth > 0 {
-                        warpgroup::sync(own_turn, TURN_UNITS);
-                        warpgroup::arrive(next_turn + 0, TURN_UNITS);
-                    }
-                    if leads {
-                        mbarrier::arrive(places.keys_empty + 8 * stage);
-                    }
-                    mbarrier::wait(places.values_full + 8 * value_stage, value_parity);
-                    if leads {
-                        mbarrier::arrive(places.values_empty + 8 * value_stage);
-                    }
-                    stage += 1;
-                    if stage == stages {
-                        stage = 0u32.runtime();
-                        parity ^= 1;
-                    }
-                    value_stage += 1;
-                    if value_stage == stages {
-                        value_stage = 0u32.runtime();
-                        value_parity ^= 1;
-                    }
-                }
-            }
-            if work.num_tiles > 0 {
-                buffer += 1;
-                if buffer == buffers {
-                    buffer = 0u32.runtime();
-                    query_parity ^= 1;
-                }
-            }
-            nth_work = deal.count;
-            if comptime!(spec.tile.stays) {
-                nth_work = take_ticket(&tickets, &places, slot, slot_parity, lane);
-                slot ^= 1;
-                slot_parity ^= u32::cast_from(slot == 0);
             }
         }
     }
@@ -1150,16 +1430,7 @@ fn write_output(
     layout: &HeadLayout,
     #[comptime] spec: HopperSpec,
 ) {
-    // A sum of zero means that no key was seen. A NaN must pass, so it is not compared with >.
-    let mut low_norm = 1.0f32.runtime();
-    if low_sum != 0.0 {
-        low_norm = 1.0 / low_sum;
-    }
-    let mut high_norm = 1.0f32.runtime();
-    if high_sum != 0.0 {
-        high_norm = 1.0 / high_sum;
-    }
-    wgmma::scale(low_norm, high_norm, spec.output());
+    wgmma::scale(norm(low_sum), norm(high_sum), spec.output());
     #[unroll]
     for half in 0..2usize {
         let row = row + comptime!(8 * half as i32);
@@ -1170,20 +1441,75 @@ fn write_output(
             let head = work.tile.head(row, work.head_tile, batch);
             to = layout.offset(token, head);
         }
-        if comptime!(spec.in_parts) {
-            write_part(out, to, has, lane, half, spec);
-        } else {
-            write_row(out, to, has, lane, half, spec);
-        }
+        write_row(out, to, has, lane, half, spec);
     }
 }
 
-/// Writes a row of the output.
+/// Writes the rows of a tile that see no key: what is in the output, which must be zeros.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn write_nothing(
+    out: &mut [Vector<u32, Const<4>>],
+    lse: &mut [f32],
+    row: i32,
+    lane: u32,
+    work: &Work,
+    batch: &BatchShape,
+    layout: &HeadLayout,
+    #[comptime] spec: HopperSpec,
+) {
+    #[unroll]
+    for half in 0..2usize {
+        let row = row + comptime!(8 * half as i32);
+        let has = work.tile.has(row);
+        let mut to = 0usize.runtime();
+        if has {
+            let token = work.out_token(row, batch);
+            let head = work.tile.head(row, work.head_tile, batch);
+            to = layout.offset(token, head);
+            if lane.is_multiple_of(4) {
+                lse[token * batch.num_heads + head] = f32::NEG_INFINITY;
+            }
+        }
+        write_row(out, to, has, lane, half, spec);
+    }
+}
+
+/// What an output is multiplied with, whose weights sum up to `sum`.
+#[cube]
+fn norm(sum: f32) -> f32 {
+    // A sum of zero means that no key was seen. A NaN must pass, so it is not compared with >.
+    let mut norm = 1.0f32.runtime();
+    if sum != 0.0 {
+        norm = 1.0 / sum;
+    }
+    norm
+}
+
+/// Writes the upper or the lower row of this unit, `half` 0 or 1, to vector `to` and on, if there `is` one.
 #[cube]
 fn write_row(
     out: &mut [Vector<u32, Const<4>>],
     to: usize,
-    has: bool,
+    is: bool,
+    lane: u32,
+    #[comptime] half: usize,
+    #[comptime] spec: HopperSpec,
+) {
+    if comptime!(spec.in_parts) {
+        write_part(out, to, is, lane, half, spec);
+    } else {
+        write_halves(out, to, is, lane, half, spec);
+    }
+}
+
+/// Writes a row of the output. Four neighbouring units hold two columns each of every eight. They trade, so that each writes
+/// whole vectors.
+#[cube]
+fn write_halves(
+    out: &mut [Vector<u32, Const<4>>],
+    to: usize,
+    is: bool,
     lane: u32,
     #[comptime] half: usize,
     #[comptime] spec: HopperSpec,
@@ -1202,7 +1528,7 @@ fn write_row(
             words[vector] = shared::pack(first, second, spec.kind);
         }
         let vector = turned(&words, lane);
-        if has && own + comptime!(4 * four) < head_vectors {
+        if is && own + comptime!(4 * four) < head_vectors {
             out[to + own + comptime!(4 * four)] = vector;
         }
     }
@@ -1213,7 +1539,7 @@ fn write_row(
 fn write_part(
     out: &mut [Vector<u32, Const<4>>],
     to: usize,
-    has: bool,
+    is: bool,
     lane: u32,
     #[comptime] half: usize,
     #[comptime] spec: HopperSpec,
@@ -1239,7 +1565,7 @@ fn write_part(
         vector.insert(2usize, select(odd, b0, traded0));
         vector.insert(3usize, select(odd, b1, traded1));
         let at = own + comptime!(4 * two);
-        if has && at < comptime!(2 * eights) {
+        if is && at < comptime!(2 * eights) {
             out[to + at] = vector;
         }
     }

@@ -104,6 +104,9 @@ pub struct HopperTile {
     pub(super) queries: usize,
     /// Whether a cube takes one tile of rows after the other.
     pub(super) stays: bool,
+    /// Whether the first scores of a tile are formed while the last values of the one before are added; with two tiles of
+    /// queries.
+    pub(super) ahead: bool,
 }
 
 impl HopperTile {
@@ -128,6 +131,11 @@ impl HopperTile {
             warpgroups: 2,
             queries: 2,
             stays: true,
+            ahead: false,
+        };
+        let ahead = |tile: Self| Self {
+            ahead: true,
+            ..tile
         };
         let once = |tile: Self| Self { queries: 1, ..tile };
         let leaves = |tile: Self| Self {
@@ -141,11 +149,11 @@ impl HopperTile {
                     warpgroups: 3,
                     ..tile
                 };
-                vec![tall, leaves(tall), once(tall), tile, leaves(tile)]
+                vec![tall, leaves(tall), ahead(tall), ahead(tile), leaves(tile)]
             }
             65..=128 => {
                 let deep = Self { stages: 3, ..tile };
-                vec![tile, leaves(deep), once(tile), once(deep)]
+                vec![tile, leaves(deep), ahead(tile), once(deep)]
             }
             // Wider outputs leave no registers for the scores of more keys.
             _ => {
