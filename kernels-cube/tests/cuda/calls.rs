@@ -400,6 +400,12 @@ impl Calls {
                     promise.kernels = &[HOPPER_KERNEL, "merge_kernel"];
                     self.paged("prefill in parts", 512, heads, causal, promise);
                 }
+                for heads in [Heads::new(24, 6, 64), Heads::new(20, 5, 128)] {
+                    let mut promise = hopper_prefill(heads.head_dim);
+                    promise.kernels =
+                        &["hopper_prefill_start_kernel", HOPPER_KERNEL, "merge_kernel"];
+                    self.paged("prefill in more parts", 512, heads, causal, promise);
+                }
                 self.packed("packed window, softcap", llama, every, HOPPER_PREFILL);
                 self.paged("prefill window, softcap", 512, llama, every, HOPPER_PREFILL);
                 self.choice = Some(AttentionChoice::Kernel(AttentionKernel::HopperDecode));
