@@ -20,7 +20,7 @@ import sys
 from html import escape
 
 PEER_DTYPE = "bf16"
-FLOPS_KINDS = ("prefill", "prefix", "linear_many_rows")
+FLOPS_KINDS = ("prefill", "prefix", "mixed", "linear_many_rows")
 OURS_COLOURS = ("#c0392b", "#e67e22", "#f1c40f", "#8e44ad", "#d35400", "#7f8c8d")
 PEER_COLOURS = ("#1f4e79", "#2e75b6", "#5b9bd5", "#9dc3e6", "#1e6b52", "#2f9e77", "#7bc8a4", "#5d6d7e", "#85929e", "#aeb6bf")
 

@@ -1,4 +1,5 @@
-//! Attention of packed queries over packed keys and over the paged cache: prefill, prefill over a prefix, decode.
+//! Attention of packed queries over packed keys and over the paged cache: prefill, prefill over a prefix, decode, both in one
+//! call.
 //!
 //! Run with: cargo bench -p burn-paged-benches --no-default-features --features cuda-hopper --bench attention --
 //! --device cuda [--all-plans] [--kv fp8] [--json OUT.json]; see benches/README.md.

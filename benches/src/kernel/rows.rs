@@ -9,7 +9,7 @@ use super::Times;
 /// What a case is called, in the words of the peers' results.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CaseName {
-    /// Group of cases: prefill, prefix, decode, store, gather, layer.
+    /// Group of cases: prefill, prefix, mixed, decode, store, gather, layer.
     pub kind: &'static str,
     /// The model whose heads or sizes are used.
     pub head: String,

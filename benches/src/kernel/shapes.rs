@@ -23,7 +23,7 @@ pub struct Heads {
 /// Lengths of the sequences of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttentionCase {
-    /// prefill, prefix or decode.
+    /// prefill, prefix, mixed or decode.
     pub kind: &'static str,
     /// The name in results.
     pub name: String,
@@ -145,6 +145,7 @@ struct File {
     heads: Vec<Heads>,
     prefill: Vec<Lens>,
     prefix: Vec<Lens>,
+    mixed: Vec<Lens>,
     decode: Vec<Decode>,
     cache: CacheShapes,
     llama: Llama,
@@ -209,6 +210,7 @@ impl Shapes {
             heads: file.heads,
             attention: lens("prefill", file.prefill)
                 .chain(lens("prefix", file.prefix))
+                .chain(lens("mixed", file.mixed))
                 .chain(decode)
                 .collect(),
             cache: file.cache,
@@ -275,6 +277,7 @@ fn small_attention() -> Vec<AttentionCase> {
             &[97, 61, 31, 8, 3],
         ),
         case("prefix", "1x32+512", &[32], &[544]),
+        case("mixed", "2x1+511,1x32+512", &[1, 1, 32], &[512, 512, 544]),
         AttentionCase::decode("b1c1024".to_owned(), 1, 1024),
         AttentionCase::decode("b8c512".to_owned(), 8, 512),
     ]
@@ -334,7 +337,8 @@ mod tests {
                 .filter(|case| case.kind == kind)
                 .count()
         };
-        assert_eq!(["prefill", "prefix", "decode"].map(count), [4, 3, 12]);
+        let kinds = ["prefill", "prefix", "mixed", "decode"];
+        assert_eq!(kinds.map(count), [4, 3, 3, 12]);
         assert_eq!(shapes.heads.len(), 3);
         assert_eq!((shapes.page_size, shapes.models[0].ffn), (16, 14336));
         assert_eq!(

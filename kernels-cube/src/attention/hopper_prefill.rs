@@ -3,8 +3,10 @@
 //! out[t, h] = Σ_j softmax_j(scale · q[t, h] · k[j]) · v[j],   j over the keys visible to t.
 //!
 //! Owns      cube: tiles of rows of one sequence, one after the other: neighbouring tokens of one query head, or of all heads
-//!           of a group where their number divides the rows. warpgroup: 64 of the rows. One more warp asks the copy engine
-//!           for queries and keys, and one for values, ahead of need and across tiles of rows.
+//!           of a group where their number divides the rows; or a part of a tile's keys. warpgroup: 64 of the rows. One more
+//!           warp asks the copy engine for queries and keys, and one for values, ahead of need and across tiles of rows.
+//! Order     the longest tiles of a sequence first. Cubes that stay draw their next tile from a counter: tiles differ too
+//!           much in length to be dealt beforehand, and some are not known to be empty.
 //! Memory    registers: scores, weights and output of a warpgroup. Shared: the queries of a tile; a ring of tiles of keys
 //!           and of values, in the order in which they are attended: from the last key to the first.
 //! Numerics  as `mma_prefill.rs`.
@@ -40,6 +42,9 @@ const GROUP_BYTES: u32 = wgmma::ROWS * shared::SWIZZLE_BYTES;
 /// Units that wait for, or give, a turn at the matrix units.
 const TURN_UNITS: u32 = 2 * warpgroup::UNITS;
 
+/// Numbers of tiles that a cube has drawn and not yet begun.
+const DRAWN: usize = 2;
+
 /// By how much a largest score may grow, in powers of two, before earlier sums are scaled down to it: weights of 16 bits hold
 /// so much more than 1.
 const LAZY_POWERS: f32 = 8.0;
@@ -52,6 +57,10 @@ pub(super) struct HopperSpec {
     pub(super) kind: HalfType,
     /// Tokens of a block, up to the keys of a tile; with packed keys, those of a tile.
     pub(super) piece_keys: usize,
+    /// Whether keys come by [`tma::load_slots`], all columns at once.
+    pub(super) by_slots: bool,
+    /// Whether the output is a part in f32, to be put together with others.
+    pub(super) in_parts: bool,
 }
 
 impl HopperSpec {
@@ -115,14 +124,35 @@ impl HopperSpec {
         self.tile.columns as u32
     }
 
-    /// Bytes of 64 columns of a tile of keys.
+    /// Bytes from 64 columns of a tile of keys to the next 64.
     fn column_bytes(self) -> u32 {
-        self.tile.keys as u32 * shared::SWIZZLE_BYTES
+        match self.by_slots {
+            true => shared::SWIZZLE_ALIGN,
+            false => self.tile.keys as u32 * shared::SWIZZLE_BYTES,
+        }
+    }
+
+    /// Bytes from eight keys of a tile to the next eight.
+    fn eight_keys_bytes(self) -> u32 {
+        match self.by_slots {
+            true => self.columns() * shared::SWIZZLE_ALIGN,
+            false => shared::SWIZZLE_ALIGN,
+        }
     }
 
     /// Bytes of a tile of keys or of values.
     fn key_bytes(self) -> u32 {
-        self.columns() * self.column_bytes()
+        self.columns() * self.tile.keys as u32 * shared::SWIZZLE_BYTES
+    }
+
+    /// Barriers of a cube.
+    fn barriers(self) -> usize {
+        4 * self.tile.stages + 2 * self.tile.queries + 2 * DRAWN
+    }
+
+    /// Bytes of the queries of a tile.
+    fn all_query_bytes(self) -> u32 {
+        self.columns() * self.query_bytes()
     }
 
     fn is_paged(self) -> bool {
@@ -142,17 +172,19 @@ struct Places {
     keys_empty: u32,
     values_full: u32,
     values_empty: u32,
+    drawn_full: u32,
+    drawn_empty: u32,
 }
 
 /// How tiles of rows are dealt to cubes.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct Deal {
-    /// Tiles of rows.
+    /// Pieces of work: tiles of rows, times the parts of their keys.
     count: usize,
     /// Cubes that take them.
     cubes: usize,
-    /// Tiles that a cube takes, at most.
-    rounds: usize,
+    /// Parts that the keys of a tile are cut into.
+    parts: usize,
 }
 
 /// A tile of rows and what it attends.
@@ -160,19 +192,22 @@ pub(super) struct Deal {
 struct Work {
     head_tile: usize,
     tile: RowTile,
+    /// Which part of the keys it attends.
+    nth_part: usize,
     /// Whether there are rows in it.
     is_some: bool,
+    /// The keys that some row sees, in whichever part.
     part: KeyRange,
     /// The last of the tiles of keys, which is the first to be attended, and how many there are.
     last_tile: i32,
     num_tiles: i32,
 }
 
-/// What cube `CUBE_POS` does in a round.
+/// Piece `nth` of the work.
 #[cube]
 #[allow(clippy::too_many_arguments)]
 fn work_of(
-    round: usize,
+    nth: usize,
     deal: &Deal,
     cu_seqlens_q: &[i32],
     kv_lens: &[i32],
@@ -180,19 +215,11 @@ fn work_of(
     bounds: &MaskBounds,
     #[comptime] spec: HopperSpec,
 ) -> Work {
-    // Every other round runs backwards, so that no cube has the longest tile of each.
-    let mut nth = CUBE_POS;
-    if round % 2 == 1 {
-        nth = deal.cubes - 1 - CUBE_POS;
-    }
-    let mut nth = round * deal.cubes + nth;
-    let is_dealt = nth < deal.count;
-    if !is_dealt {
-        nth = 0usize.runtime();
-    }
     // Rows at the end of a sequence have the most keys: they start first. Heads that share keys run at the same time.
-    let num_head_tiles = batch.num_heads / batch.group_size;
     let nth = deal.count - 1 - nth;
+    let nth_part = nth % deal.parts;
+    let nth = nth / deal.parts;
+    let num_head_tiles = batch.num_heads / batch.group_size;
     let tile = row_tile(
         cu_seqlens_q,
         kv_lens,
@@ -201,18 +228,34 @@ fn work_of(
         comptime!(spec.tile.rows()),
         spec.mma.keys,
     );
-    let is_some = is_dealt && tile.first < tile.num_rows;
+    let is_some = tile.first < tile.num_rows;
     let rows = comptime!(spec.tile.rows() as i32).runtime();
     let part = tile.visible_to_rows(0i32.runtime(), rows, batch, bounds);
     let keys = comptime!(spec.tile.keys as i32);
     let mut num_tiles = 0i32.runtime();
-    let last_tile = (part.first + part.len - 1) / keys;
+    let mut last_tile = (part.first + part.len - 1) / keys;
     if is_some && part.len > 0 {
-        num_tiles = last_tile - part.first / keys + 1;
+        let first_tile = part.first / keys;
+        num_tiles = last_tile - first_tile + 1;
+        if comptime!(spec.in_parts) {
+            // Parts end with tiles, so that no mask has to know of them.
+            let parts = deal.parts as i32;
+            let most = (num_tiles + parts - 1) / parts;
+            let skipped = most * nth_part as i32;
+            num_tiles -= skipped;
+            if num_tiles > most {
+                num_tiles = most;
+            }
+            if num_tiles < 0 {
+                num_tiles = 0i32.runtime();
+            }
+            last_tile = first_tile + skipped + num_tiles - 1;
+        }
     }
     Work {
         head_tile: nth % num_head_tiles,
         tile,
+        nth_part,
         is_some,
         part,
         last_tile,
@@ -220,7 +263,16 @@ fn work_of(
     }
 }
 
-/// `out` is seen in vectors of 16 bytes. `group_size` query heads share a key head; `batch.group_size` of them share a tile.
+/// Begins the count of drawn tiles.
+#[cube(launch_unchecked)]
+pub(super) fn hopper_prefill_start_kernel(drawn: &mut [u32]) {
+    if ABSOLUTE_POS == 0 {
+        drawn[0] = 0u32;
+    }
+}
+
+/// `out` is seen in vectors of 16 bytes; parts lie one after the other, as rows of so many more tokens. `drawn` holds one
+/// number, 0 if cubes stay, and is for them alone. `group_size` query heads share a key head; `batch.group_size` of them share a tile.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn hopper_prefill_kernel<F: Float>(
     q: &TensorMap<F, Tiled>,
@@ -229,6 +281,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
     cu_seqlens_q: &[i32],
     kv_lens: &[i32],
     block_table: &[i32],
+    drawn: &mut [Atomic<u32>],
     out: &mut [Vector<u32, Const<4>>],
     lse: &mut [f32],
     out_layout: HeadLayout,
@@ -249,35 +302,54 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
         terminate!();
     }
     let stages = comptime!(spec.tile.stages as u32);
+    let buffers = comptime!(spec.tile.queries as u32);
     let memory = Shared::<[u32]>::new_aligned_slice(
         comptime!(spec.tile.data_bytes() / 4),
         comptime!(shared::SWIZZLE_ALIGN as usize),
     );
-    let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(4 * spec.tile.stages + 2), 8usize);
+    let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(spec.barriers()), 8usize);
     // For each stage, a bit for each block of its tile that is none of the cache's.
     let mut missed = Shared::<[u32]>::new_slice(comptime!(spec.tile.stages));
+    let mut tickets = Shared::<[u32]>::new_slice(DRAWN);
     let queries = shared::address(&memory);
     let queries_full = shared::address(&barriers);
     let places = Places {
         queries,
-        keys: queries + comptime!(spec.columns() * spec.query_bytes()),
+        keys: queries + comptime!(buffers * spec.all_query_bytes()),
         queries_full,
-        queries_empty: queries_full + 8,
-        keys_full: queries_full + 16,
-        keys_empty: queries_full + comptime!(16 + 8 * stages),
-        values_full: queries_full + comptime!(16 + 16 * stages),
-        values_empty: queries_full + comptime!(16 + 24 * stages),
+        queries_empty: queries_full + comptime!(8 * buffers),
+        keys_full: queries_full + comptime!(16 * buffers),
+        keys_empty: queries_full + comptime!(16 * buffers + 8 * stages),
+        values_full: queries_full + comptime!(16 * buffers + 16 * stages),
+        values_empty: queries_full + comptime!(16 * buffers + 24 * stages),
+        drawn_full: queries_full + comptime!(16 * buffers + 32 * stages),
+        drawn_empty: queries_full + comptime!(16 * buffers + 32 * stages + 8 * DRAWN as u32),
     };
     let unit = UNIT_POS;
     if unit == 0 {
-        mbarrier::init(places.queries_full, 1u32);
-        mbarrier::init(places.queries_empty, spec.consumers());
+        #[unroll]
+        for buffer in 0..buffers {
+            mbarrier::init(places.queries_full + comptime!(8 * buffer), 1u32);
+            mbarrier::init(
+                places.queries_empty + comptime!(8 * buffer),
+                spec.consumers(),
+            );
+        }
         #[unroll]
         for stage in 0..stages {
             mbarrier::init(places.keys_full + comptime!(8 * stage), 1u32);
             mbarrier::init(places.keys_empty + comptime!(8 * stage), spec.consumers());
             mbarrier::init(places.values_full + comptime!(8 * stage), 1u32);
             mbarrier::init(places.values_empty + comptime!(8 * stage), spec.consumers());
+        }
+        #[unroll]
+        for slot in 0..comptime!(DRAWN as u32) {
+            mbarrier::init(places.drawn_full + comptime!(8 * slot), 1u32);
+            // Every warp that multiplies, and the one that asks for values.
+            mbarrier::init(
+                places.drawn_empty + comptime!(8 * slot),
+                comptime!(4 * spec.consumers() + 1),
+            );
         }
         mbarrier::fence_init();
     }
@@ -291,9 +363,28 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
             let k_map = tma::map_address(k);
             let mut stage = 0u32.runtime();
             let mut parity = 1u32.runtime();
+            let mut buffer = 0u32.runtime();
             let mut query_parity = 1u32.runtime();
-            for round in 0..deal.rounds {
-                let work = work_of(round, &deal, cu_seqlens_q, kv_lens, &batch, &bounds, spec);
+            let mut nth_work = CUBE_POS;
+            let mut slot = 0u32.runtime();
+            let mut slot_parity = 1u32.runtime();
+            while nth_work < deal.count {
+                // Now, because the answer takes as long as a tile of keys.
+                let mut next = 0u32.runtime();
+                if comptime!(spec.tile.stays) {
+                    if lane == 0 {
+                        next = drawn[0usize].fetch_add(1u32);
+                    }
+                }
+                let work = work_of(
+                    nth_work,
+                    &deal,
+                    cu_seqlens_q,
+                    kv_lens,
+                    &batch,
+                    &bounds,
+                    spec,
+                );
                 let kv_head = (work.head_tile * batch.group_size / group_size) as u32;
                 for nth in 0..work.num_tiles {
                     let base = (work.last_tile - nth) * comptime!(spec.tile.keys as i32);
@@ -326,12 +417,16 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                     );
                     if nth == 0 {
                         // After the first keys: these need not wait until the last queries are done with.
-                        mbarrier::wait(places.queries_empty, query_parity);
-                        query_parity ^= 1;
+                        mbarrier::wait(places.queries_empty + 8 * buffer, query_parity);
                         if lane == 0 {
-                            load_queries(&places, q_map, &work, &batch, spec);
+                            load_queries(&places, q_map, &work, &batch, buffer, spec);
                         }
                         sync_plane();
+                        buffer += 1;
+                        if buffer == buffers {
+                            buffer = 0u32.runtime();
+                            query_parity ^= 1;
+                        }
                     }
                     stage += 1;
                     if stage == stages {
@@ -339,13 +434,37 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                         parity ^= 1;
                     }
                 }
+                nth_work = deal.count;
+                if comptime!(spec.tile.stays) {
+                    // The first tiles are the cubes' own.
+                    nth_work = deal.cubes + plane_broadcast(next, 0u32) as usize;
+                    mbarrier::wait(places.drawn_empty + 8 * slot, slot_parity);
+                    if lane == 0 {
+                        tickets[slot as usize] = nth_work as u32;
+                        mbarrier::arrive(places.drawn_full + 8 * slot);
+                    }
+                    sync_plane();
+                    slot ^= 1;
+                    slot_parity ^= u32::cast_from(slot == 0);
+                }
             }
         } else if unit < 64 {
             let v_map = tma::map_address(v);
             let mut stage = 0u32.runtime();
             let mut parity = 1u32.runtime();
-            for round in 0..deal.rounds {
-                let work = work_of(round, &deal, cu_seqlens_q, kv_lens, &batch, &bounds, spec);
+            let mut nth_work = CUBE_POS;
+            let mut slot = 0u32.runtime();
+            let mut slot_parity = 0u32.runtime();
+            while nth_work < deal.count {
+                let work = work_of(
+                    nth_work,
+                    &deal,
+                    cu_seqlens_q,
+                    kv_lens,
+                    &batch,
+                    &bounds,
+                    spec,
+                );
                 let kv_head = (work.head_tile * batch.group_size / group_size) as u32;
                 for nth in 0..work.num_tiles {
                     let base = (work.last_tile - nth) * comptime!(spec.tile.keys as i32);
@@ -377,6 +496,12 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                         parity ^= 1;
                     }
                 }
+                nth_work = deal.count;
+                if comptime!(spec.tile.stays) {
+                    nth_work = take_ticket(&tickets, &places, slot, slot_parity, lane);
+                    slot ^= 1;
+                    slot_parity ^= u32::cast_from(slot == 0);
+                }
             }
         }
     } else {
@@ -388,7 +513,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
         // The first row of the warp, and the upper one of the two rows of this unit.
         let warp_row = (group * wgmma::ROWS + in_group / 32 * 16) as i32;
         let row = warp_row + (lane / 4) as i32;
-        let own_queries = places.queries + group * GROUP_BYTES;
+        let group_queries = places.queries + group * GROUP_BYTES;
         // The first of the columns of this unit.
         let column = (lane % 4 * 2) as i32;
         let factor = exponent_factor(&params, spec.mma);
@@ -410,46 +535,238 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
         let mut value_parity = 0u32.runtime();
         let mut scores = Array::<f32>::new(comptime!(spec.scores().registers()));
 
-        for round in 0..deal.rounds {
-            let work = work_of(round, &deal, cu_seqlens_q, kv_lens, &batch, &bounds, spec);
-            if work.is_some {
-                let part = KeyRange {
-                    first: work.part.first,
-                    len: work.part.len,
-                };
-                let num_tiles = work.num_tiles;
-                let low_range = work.tile.visible(row, &batch, &bounds);
-                let high_range = work.tile.visible(row + 8, &batch, &bounds);
-                let common = common_keys(&work.tile, warp_row, &batch, &bounds);
-                let common_end = common.first + common.len;
-                let end = part.first + part.len;
-                let mut rows = RowPair {
-                    low_max: f32::min_value(),
-                    high_max: f32::min_value(),
-                    low_sum: 0.0f32.runtime(),
-                    high_sum: 0.0f32.runtime(),
-                };
-                wgmma::clear(spec.output());
-                if num_tiles > 0 {
-                    let mut base = work.last_tile * keys;
-                    // The scores of the first tile; from then on, those of a tile are formed while its predecessor's
-                    // values are still being added.
-                    mbarrier::wait(places.queries_full, query_parity);
-                    query_parity ^= 1;
+        let mut nth_work = CUBE_POS;
+        let mut slot = 0u32.runtime();
+        let mut slot_parity = 0u32.runtime();
+        if comptime!(spec.tile.ahead) {
+            let first_row = (group * wgmma::ROWS) as i32;
+            // Of the tile of rows that is attended: the tile of keys whose weights are there, and how many are left after it.
+            let mut base = 0i32.runtime();
+            let mut left = 0i32.runtime();
+            let mut part_first = 0i32.runtime();
+            let mut part_end = 0i32.runtime();
+            let mut common_first = 0i32.runtime();
+            let mut common_end = 0i32.runtime();
+            let mut low_range = KeyRange {
+                first: 0i32.runtime(),
+                len: 0i32.runtime(),
+            };
+            let mut high_range = KeyRange {
+                first: 0i32.runtime(),
+                len: 0i32.runtime(),
+            };
+            let mut rows = RowPair {
+                low_max: f32::min_value(),
+                high_max: f32::min_value(),
+                low_sum: 0.0f32.runtime(),
+                high_sum: 0.0f32.runtime(),
+            };
+            // Where the rows of the tile go that has just ended.
+            let mut low_has = false.runtime();
+            let mut high_has = false.runtime();
+            let mut low_to = 0usize.runtime();
+            let mut high_to = 0usize.runtime();
+            let mut buffer = comptime!(buffers - 1).runtime();
+            // Whether there are weights whose values are to be added.
+            let mut weighs = false.runtime();
+            let mut works = true.runtime();
+            while works {
+                let ends = weighs && left == 0;
+                let mut scores_next = weighs && left > 0;
+                let mut starts = false.runtime();
+                let mut low_norm = 1.0f32.runtime();
+                let mut high_norm = 1.0f32.runtime();
+                let tile_values = places.keys
+                    + value_stage * comptime!(2 * spec.key_bytes())
+                    + comptime!(spec.key_bytes());
+                let values_full = places.values_full + 8 * value_stage;
+                if weighs && (base < part_first || base + keys > part_end) {
+                    mbarrier::wait(values_full, value_parity);
+                    let part = KeyRange {
+                        first: part_first,
+                        len: part_end - part_first,
+                    };
+                    clear_unseen(tile_values, base, &part, group, in_group, spec);
+                }
+                if scores_next {
+                    base -= keys;
+                    left -= 1;
+                } else {
+                    if ends {
+                        let low_sum = row_total(rows.low_sum);
+                        let high_sum = row_total(rows.high_sum);
+                        low_norm = norm(low_sum);
+                        high_norm = norm(high_sum);
+                        // Once more, because its numbers would take registers all the time.
+                        let work = work_of(
+                            nth_work,
+                            &deal,
+                            cu_seqlens_q,
+                            kv_lens,
+                            &batch,
+                            &bounds,
+                            spec,
+                        );
+                        low_has = work.tile.has(row);
+                        high_has = work.tile.has(row + 8);
+                        if low_has {
+                            let token = work.out_token(row, &batch);
+                            let head = work.tile.head(row, work.head_tile, &batch);
+                            low_to = out_layout.offset(token, head);
+                            if lane.is_multiple_of(4) {
+                                let to = token * batch.num_heads + head;
+                                lse[to] = log_sum_exp(rows.low_max, low_sum, &params, spec.mma);
+                            }
+                        }
+                        if high_has {
+                            let token = work.out_token(row + 8, &batch);
+                            let head = work.tile.head(row + 8, work.head_tile, &batch);
+                            high_to = out_layout.offset(token, head);
+                            if lane.is_multiple_of(4) {
+                                let to = token * batch.num_heads + head;
+                                lse[to] = log_sum_exp(rows.high_max, high_sum, &params, spec.mma);
+                            }
+                        }
+                        nth_work = take_ticket(&tickets, &places, slot, slot_parity, lane);
+                        slot ^= 1;
+                        slot_parity ^= u32::cast_from(slot == 0);
+                    }
+                    // The next tile that this warpgroup has rows in; while weights wait for their values, only if it is
+                    // the very next one.
+                    let mut looks = true.runtime();
+                    while looks {
+                        looks = false.runtime();
+                        if nth_work < deal.count {
+                            let work = work_of(
+                                nth_work,
+                                &deal,
+                                cu_seqlens_q,
+                                kv_lens,
+                                &batch,
+                                &bounds,
+                                spec,
+                            );
+                            let has_rows = work.is_some && work.tile.has(first_row);
+                            starts = has_rows && work.num_tiles > 0;
+                            if starts {
+                                base = work.last_tile * keys;
+                                left = work.num_tiles - 1;
+                                part_first = work.part.first;
+                                part_end = work.part.first + work.part.len;
+                                let common = common_keys(&work.tile, warp_row, &batch, &bounds);
+                                common_first = common.first;
+                                common_end = common.first + common.len;
+                                let low = work.tile.visible(row, &batch, &bounds);
+                                low_range.first = low.first;
+                                low_range.len = low.len;
+                                let high = work.tile.visible(row + 8, &batch, &bounds);
+                                high_range.first = high.first;
+                                high_range.len = high.len;
+                                rows.low_max = f32::min_value();
+                                rows.high_max = f32::min_value();
+                                rows.low_sum = 0.0f32.runtime();
+                                rows.high_sum = 0.0f32.runtime();
+                            } else if !weighs {
+                                if has_rows {
+                                    // Rows without keys.
+                                    wgmma::clear(spec.output());
+                                    write_nothing(
+                                        out,
+                                        lse,
+                                        row,
+                                        lane,
+                                        &work,
+                                        &batch,
+                                        &out_layout,
+                                        spec,
+                                    );
+                                } else if work.num_tiles > 0 {
+                                    // No row of this warpgroup is one of the sequence's: it only takes its turns and
+                                    // gives back what it does not need, each after it has come, so that arrivals count
+                                    // for the right phase.
+                                    buffer ^= 1;
+                                    mbarrier::wait(places.queries_full + 8 * buffer, query_parity);
+                                    query_parity ^= buffer;
+                                    if leads {
+                                        mbarrier::arrive(places.queries_empty + 8 * buffer);
+                                    }
+                                    for _nth in 0..work.num_tiles {
+                                        mbarrier::wait(places.keys_full + 8 * stage, parity);
+                                        warpgroup::sync(own_turn, TURN_UNITS);
+                                        warpgroup::arrive(next_turn + 0, TURN_UNITS);
+                                        if leads {
+                                            mbarrier::arrive(places.keys_empty + 8 * stage);
+                                        }
+                                        mbarrier::wait(
+                                            places.values_full + 8 * value_stage,
+                                            value_parity,
+                                        );
+                                        if leads {
+                                            mbarrier::arrive(places.values_empty + 8 * value_stage);
+                                        }
+                                        stage += 1;
+                                        if stage == stages {
+                                            stage = 0u32.runtime();
+                                            parity ^= 1;
+                                        }
+                                        value_stage += 1;
+                                        if value_stage == stages {
+                                            value_stage = 0u32.runtime();
+                                            value_parity ^= 1;
+                                        }
+                                    }
+                                }
+                                nth_work = take_ticket(&tickets, &places, slot, slot_parity, lane);
+                                slot ^= 1;
+                                slot_parity ^= u32::cast_from(slot == 0);
+                                looks = true.runtime();
+                            }
+                        }
+                    }
+                    if starts {
+                        scores_next = true.runtime();
+                        buffer ^= 1;
+                        mbarrier::wait(places.queries_full + 8 * buffer, query_parity);
+                        query_parity ^= buffer;
+                    }
+                }
+
+                // Both products every time, so that no branch lies between them and what waits for them: without a tile to
+                // come or one to add, they run on what lies there, and nobody reads the result.
+                let uniform_stage = warpgroup::first_units(stage);
+                let uniform_value_stage = warpgroup::first_units(value_stage);
+                let uniform_buffer = warpgroup::first_units(buffer);
+                let tile_values = places.keys
+                    + uniform_value_stage * comptime!(2 * spec.key_bytes())
+                    + comptime!(spec.key_bytes());
+                let values_full = places.values_full + 8 * value_stage;
+                let tile_keys = places.keys + uniform_stage * comptime!(2 * spec.key_bytes());
+                let own_queries =
+                    group_queries + uniform_buffer * comptime!(spec.all_query_bytes());
+                let mut lost = 0u32.runtime();
+                if scores_next {
                     mbarrier::wait(places.keys_full + 8 * stage, parity);
-                    let lost = lost_blocks(&missed, stage, spec);
-                    wgmma::fence();
-                    multiply_keys(
-                        own_queries,
-                        places.keys + stage * comptime!(2 * spec.key_bytes()),
-                        spec,
-                    );
-                    wgmma::commit();
-                    wgmma::wait(0u32);
+                    lost = lost_blocks(&missed, stage, spec);
+                    warpgroup::sync(own_turn, TURN_UNITS);
+                }
+                wgmma::fence();
+                multiply_keys(own_queries, tile_keys, spec);
+                wgmma::commit();
+                if weighs {
+                    mbarrier::wait(values_full, value_parity);
+                }
+                wgmma::fence();
+                multiply_values(tile_values, spec);
+                wgmma::commit();
+                if scores_next {
+                    warpgroup::arrive(next_turn + 0, TURN_UNITS);
+                }
+                wgmma::wait(1u32);
+                if scores_next {
                     if leads {
                         mbarrier::arrive(places.keys_empty + 8 * stage);
-                        if num_tiles == 1 {
-                            mbarrier::arrive(places.queries_empty);
+                        if left == 0 {
+                            mbarrier::arrive(places.queries_empty + 8 * buffer);
                         }
                     }
                     stage += 1;
@@ -457,48 +774,100 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                         stage = 0u32.runtime();
                         parity ^= 1;
                     }
-                    read_scores(&mut scores, &params, spec);
-                    if base < common.first || base + keys > common_end {
-                        hide_keys(&mut scores, base + column, &low_range, &high_range, spec);
+                }
+                read_scores(&mut scores, &params, spec);
+                if base < common_first || base + keys > common_end {
+                    hide_keys(&mut scores, base + column, &low_range, &high_range, spec);
+                }
+                if comptime!(spec.is_paged()) {
+                    if lost != 0 {
+                        hide_lost(&mut scores, lost, column as u32, block_log2, spec);
                     }
-                    if comptime!(spec.is_paged()) {
-                        if lost != 0 {
-                            hide_lost(&mut scores, lost, column as u32, block_log2, spec);
-                        }
+                }
+                let kept = rows.weigh(&mut scores, factor, spec);
+                wgmma::wait_after(rows.low_sum + rows.high_sum, places.queries, 0u32);
+                if weighs {
+                    if leads {
+                        mbarrier::arrive(places.values_empty + 8 * value_stage);
                     }
-                    let _nothing_yet = rows.weigh(&mut scores, factor, spec);
-                    set_weights(&scores, spec);
-
-                    for nth in 1..num_tiles {
-                        let tile_values = places.keys
-                            + value_stage * comptime!(2 * spec.key_bytes())
-                            + comptime!(spec.key_bytes());
-                        let tile_keys = places.keys + stage * comptime!(2 * spec.key_bytes());
-                        let values_full = places.values_full + 8 * value_stage;
-                        if base < part.first || base + keys > end {
-                            mbarrier::wait(values_full, value_parity);
-                            clear_unseen(tile_values, base, &part, group, in_group, spec);
-                        }
-                        base -= keys;
-
+                    value_stage += 1;
+                    if value_stage == stages {
+                        value_stage = 0u32.runtime();
+                        value_parity ^= 1;
+                    }
+                }
+                set_weights(&scores, spec);
+                if ends {
+                    wgmma::scale(low_norm, high_norm, spec.output());
+                    write_row(out, low_to, low_has, lane, 0usize, spec);
+                    write_row(out, high_to, high_has, lane, 1usize, spec);
+                }
+                if starts {
+                    wgmma::clear(spec.output());
+                } else if plane_any(kept.low != 1.0 || kept.high != 1.0) {
+                    wgmma::scale(kept.low, kept.high, spec.output());
+                }
+                weighs = scores_next;
+                works = weighs || nth_work < deal.count;
+            }
+        } else {
+            let mut buffer = 0u32.runtime();
+            while nth_work < deal.count {
+                let work = work_of(
+                    nth_work,
+                    &deal,
+                    cu_seqlens_q,
+                    kv_lens,
+                    &batch,
+                    &bounds,
+                    spec,
+                );
+                let own_queries = group_queries + buffer * comptime!(spec.all_query_bytes());
+                let queries_full = places.queries_full + 8 * buffer;
+                let queries_empty = places.queries_empty + 8 * buffer;
+                if work.is_some && work.tile.has((group * wgmma::ROWS) as i32) {
+                    let part = KeyRange {
+                        first: work.part.first,
+                        len: work.part.len,
+                    };
+                    let num_tiles = work.num_tiles;
+                    let low_range = work.tile.visible(row, &batch, &bounds);
+                    let high_range = work.tile.visible(row + 8, &batch, &bounds);
+                    let common = common_keys(&work.tile, warp_row, &batch, &bounds);
+                    let common_end = common.first + common.len;
+                    let end = part.first + part.len;
+                    let mut rows = RowPair {
+                        low_max: f32::min_value(),
+                        high_max: f32::min_value(),
+                        low_sum: 0.0f32.runtime(),
+                        high_sum: 0.0f32.runtime(),
+                    };
+                    wgmma::clear(spec.output());
+                    if num_tiles > 0 {
+                        let mut base = work.last_tile * keys;
+                        // The scores of the first tile; from then on, those of a tile are formed while its predecessor's
+                        // values are still being added.
+                        mbarrier::wait(queries_full, query_parity);
                         mbarrier::wait(places.keys_full + 8 * stage, parity);
                         let lost = lost_blocks(&missed, stage, spec);
-                        warpgroup::sync(own_turn, TURN_UNITS);
                         wgmma::fence();
-                        multiply_keys(own_queries, tile_keys, spec);
+                        multiply_keys(
+                            own_queries,
+                            places.keys + stage * comptime!(2 * spec.key_bytes()),
+                            spec,
+                        );
                         wgmma::commit();
-                        mbarrier::wait(values_full, value_parity);
-                        wgmma::fence();
-                        multiply_values(tile_values, spec);
-                        wgmma::commit();
-                        warpgroup::arrive(next_turn + 0, TURN_UNITS);
-
-                        wgmma::wait(1u32);
+                        wgmma::wait(0u32);
                         if leads {
                             mbarrier::arrive(places.keys_empty + 8 * stage);
-                            if nth + 1 == num_tiles {
-                                mbarrier::arrive(places.queries_empty);
+                            if num_tiles == 1 {
+                                mbarrier::arrive(queries_empty);
                             }
+                        }
+                        stage += 1;
+                        if stage == stages {
+                            stage = 0u32.runtime();
+                            parity ^= 1;
                         }
                         read_scores(&mut scores, &params, spec);
                         if base < common.first || base + keys > common_end {
@@ -509,15 +878,143 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                                 hide_lost(&mut scores, lost, column as u32, block_log2, spec);
                             }
                         }
-                        let kept = rows.weigh(&mut scores, factor, spec);
+                        let _nothing_yet = rows.weigh(&mut scores, factor, spec);
+                        set_weights(&scores, spec);
 
-                        wgmma::wait_after(rows.low_sum + rows.high_sum, places.queries, 0u32);
+                        for nth in 1..num_tiles {
+                            let tile_values = places.keys
+                                + value_stage * comptime!(2 * spec.key_bytes())
+                                + comptime!(spec.key_bytes());
+                            let tile_keys = places.keys + stage * comptime!(2 * spec.key_bytes());
+                            let values_full = places.values_full + 8 * value_stage;
+                            if base < part.first || base + keys > end {
+                                mbarrier::wait(values_full, value_parity);
+                                clear_unseen(tile_values, base, &part, group, in_group, spec);
+                            }
+                            base -= keys;
+
+                            mbarrier::wait(places.keys_full + 8 * stage, parity);
+                            let lost = lost_blocks(&missed, stage, spec);
+                            warpgroup::sync(own_turn, TURN_UNITS);
+                            wgmma::fence();
+                            multiply_keys(own_queries, tile_keys, spec);
+                            wgmma::commit();
+                            mbarrier::wait(values_full, value_parity);
+                            wgmma::fence();
+                            multiply_values(tile_values, spec);
+                            wgmma::commit();
+                            warpgroup::arrive(next_turn + 0, TURN_UNITS);
+
+                            wgmma::wait(1u32);
+                            if leads {
+                                mbarrier::arrive(places.keys_empty + 8 * stage);
+                                if nth + 1 == num_tiles {
+                                    mbarrier::arrive(queries_empty);
+                                }
+                            }
+                            read_scores(&mut scores, &params, spec);
+                            if base < common.first || base + keys > common_end {
+                                hide_keys(
+                                    &mut scores,
+                                    base + column,
+                                    &low_range,
+                                    &high_range,
+                                    spec,
+                                );
+                            }
+                            if comptime!(spec.is_paged()) {
+                                if lost != 0 {
+                                    hide_lost(&mut scores, lost, column as u32, block_log2, spec);
+                                }
+                            }
+                            let kept = rows.weigh(&mut scores, factor, spec);
+
+                            wgmma::wait_after(rows.low_sum + rows.high_sum, places.queries, 0u32);
+                            if leads {
+                                mbarrier::arrive(places.values_empty + 8 * value_stage);
+                            }
+                            set_weights(&scores, spec);
+                            if plane_any(kept.low != 1.0 || kept.high != 1.0) {
+                                wgmma::scale(kept.low, kept.high, spec.output());
+                            }
+                            stage += 1;
+                            if stage == stages {
+                                stage = 0u32.runtime();
+                                parity ^= 1;
+                            }
+                            value_stage += 1;
+                            if value_stage == stages {
+                                value_stage = 0u32.runtime();
+                                value_parity ^= 1;
+                            }
+                        }
+
+                        let tile_values = places.keys
+                            + value_stage * comptime!(2 * spec.key_bytes())
+                            + comptime!(spec.key_bytes());
+                        mbarrier::wait(places.values_full + 8 * value_stage, value_parity);
+                        if base < part.first || base + keys > end {
+                            clear_unseen(tile_values, base, &part, group, in_group, spec);
+                        }
+                        wgmma::fence();
+                        multiply_values(tile_values, spec);
+                        wgmma::commit();
+                        wgmma::wait(0u32);
                         if leads {
                             mbarrier::arrive(places.values_empty + 8 * value_stage);
                         }
-                        set_weights(&scores, spec);
-                        if plane_any(kept.low != 1.0 || kept.high != 1.0) {
-                            wgmma::scale(kept.low, kept.high, spec.output());
+                        value_stage += 1;
+                        if value_stage == stages {
+                            value_stage = 0u32.runtime();
+                            value_parity ^= 1;
+                        }
+                    }
+
+                    let low_sum = row_total(rows.low_sum);
+                    let high_sum = row_total(rows.high_sum);
+                    write_output(
+                        out,
+                        row,
+                        lane,
+                        low_sum,
+                        high_sum,
+                        &work,
+                        &batch,
+                        &out_layout,
+                        spec,
+                    );
+                    if lane.is_multiple_of(4) {
+                        let mma = comptime!(spec.mma);
+                        if work.tile.has(row) {
+                            let to = work.out_token(row, &batch) * batch.num_heads
+                                + work.tile.head(row, work.head_tile, &batch);
+                            lse[to] = log_sum_exp(rows.low_max, low_sum, &params, mma);
+                        }
+                        if work.tile.has(row + 8) {
+                            let to = work.out_token(row + 8, &batch) * batch.num_heads
+                                + work.tile.head(row + 8, work.head_tile, &batch);
+                            lse[to] = log_sum_exp(rows.high_max, high_sum, &params, mma);
+                        }
+                    }
+                } else if work.num_tiles > 0 {
+                    // No row of this warpgroup is one of the sequence's: it only takes its turns and gives back what it does
+                    // not need, each after it has come, so that arrivals count for the right phase.
+                    mbarrier::wait(queries_full, query_parity);
+                    if leads {
+                        mbarrier::arrive(queries_empty);
+                    }
+                    for nth in 0..work.num_tiles {
+                        mbarrier::wait(places.keys_full + 8 * stage, parity);
+                        if nth > 0 {
+                            warpgroup::sync(own_turn, TURN_UNITS);
+                            warpgroup::arrive(next_turn + 0, TURN_UNITS);
+                        }
+                        if leads {
+                            mbarrier::arrive(places.keys_empty + 8 * stage);
+                        }
+                        mbarrier::wait(places.values_full + 8 * value_stage, value_parity);
+                        if leads {
+                            mbarrier::arrive(places.values_empty + 8 * value_stage);
                         }
                         stage += 1;
                         if stage == stages {
@@ -530,56 +1027,49 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                             value_parity ^= 1;
                         }
                     }
-
-                    let tile_values = places.keys
-                        + value_stage * comptime!(2 * spec.key_bytes())
-                        + comptime!(spec.key_bytes());
-                    mbarrier::wait(places.values_full + 8 * value_stage, value_parity);
-                    if base < part.first || base + keys > end {
-                        clear_unseen(tile_values, base, &part, group, in_group, spec);
-                    }
-                    wgmma::fence();
-                    multiply_values(tile_values, spec);
-                    wgmma::commit();
-                    wgmma::wait(0u32);
-                    if leads {
-                        mbarrier::arrive(places.values_empty + 8 * value_stage);
-                    }
-                    value_stage += 1;
-                    if value_stage == stages {
-                        value_stage = 0u32.runtime();
-                        value_parity ^= 1;
+                }
+                if work.num_tiles > 0 {
+                    buffer += 1;
+                    if buffer == buffers {
+                        buffer = 0u32.runtime();
+                        query_parity ^= 1;
                     }
                 }
-
-                let low_sum = row_total(rows.low_sum);
-                let high_sum = row_total(rows.high_sum);
-                write_output(
-                    out,
-                    row,
-                    lane,
-                    low_sum,
-                    high_sum,
-                    &work,
-                    &batch,
-                    &out_layout,
-                    spec,
-                );
-                if lane.is_multiple_of(4) {
-                    let mma = comptime!(spec.mma);
-                    if work.tile.has(row) {
-                        let to = work.tile.token(row, &batch) * batch.num_heads
-                            + work.tile.head(row, work.head_tile, &batch);
-                        lse[to] = log_sum_exp(rows.low_max, low_sum, &params, mma);
-                    }
-                    if work.tile.has(row + 8) {
-                        let to = work.tile.token(row + 8, &batch) * batch.num_heads
-                            + work.tile.head(row + 8, work.head_tile, &batch);
-                        lse[to] = log_sum_exp(rows.high_max, high_sum, &params, mma);
-                    }
+                nth_work = deal.count;
+                if comptime!(spec.tile.stays) {
+                    nth_work = take_ticket(&tickets, &places, slot, slot_parity, lane);
+                    slot ^= 1;
+                    slot_parity ^= u32::cast_from(slot == 0);
                 }
             }
         }
+    }
+}
+
+/// The number of the next tile, which the warp that asks for keys has drawn. Once for each warp.
+#[cube]
+fn take_ticket(
+    tickets: &Shared<[u32]>,
+    places: &Places,
+    slot: u32,
+    parity: u32,
+    lane: u32,
+) -> usize {
+    mbarrier::wait(places.drawn_full + 8 * slot, parity);
+    let ticket = tickets[slot as usize];
+    // Every lane has read it when it is given back.
+    sync_plane();
+    if lane == 0 {
+        mbarrier::arrive(places.drawn_empty + 8 * slot);
+    }
+    ticket as usize
+}
+
+#[cube]
+impl Work {
+    /// The token of a row, as a row of the output.
+    fn out_token(&self, row: i32, batch: &BatchShape) -> usize {
+        self.nth_part * batch.num_tokens + self.tile.token(row, batch)
     }
 }
 
@@ -590,22 +1080,25 @@ fn load_queries(
     map: u64,
     work: &Work,
     batch: &BatchShape,
+    buffer: u32,
     #[comptime] spec: HopperSpec,
 ) {
+    let queries = places.queries + buffer * comptime!(spec.all_query_bytes());
+    let full = places.queries_full + 8 * buffer;
     let head = (work.head_tile * batch.group_size) as u32;
     let token = work.tile.token(0i32.runtime(), batch) as i32;
-    let bytes = comptime!(spec.columns() * spec.query_bytes()).runtime();
-    mbarrier::arrive_expect(places.queries_full, bytes);
+    let bytes = comptime!(spec.all_query_bytes()).runtime();
+    mbarrier::arrive_expect(full, bytes);
     #[unroll]
     for block in 0..comptime!(spec.columns()) {
         tma::load_heads(
-            places.queries + comptime!(block * spec.query_bytes()),
+            queries + comptime!(block * spec.query_bytes()),
             map,
             comptime!(block * tma::TILE_COLUMNS as u32).runtime(),
             head,
             token,
             0i32.runtime(),
-            places.queries_full,
+            full,
             tma::Reuse::Never,
         );
     }
@@ -618,6 +1111,7 @@ struct Piece {
     block: i32,
     /// The first key, counted in the block or among all packed keys.
     token: i32,
+    block_log2: u32,
     /// Whether some row sees keys of it, but the cache does not have them.
     lost: bool,
 }
@@ -648,12 +1142,14 @@ fn piece_at(
         Piece {
             block,
             token: position & ((1i32 << block_log2 as i32) - 1),
+            block_log2,
             lost: wanted && block < 0,
         }
     } else {
         Piece {
             block: 0i32.runtime(),
             token: tile.keys.begin + base,
+            block_log2,
             lost: false.runtime(),
         }
     }
@@ -672,12 +1168,19 @@ fn load_piece(
     #[comptime] spec: HopperSpec,
 ) {
     let num_pieces = comptime!((spec.tile.keys / spec.piece_keys) as u32);
-    let piece_bytes = comptime!(spec.piece_keys as u32 * shared::SWIZZLE_BYTES);
+    let piece_bytes = comptime!(spec.piece_keys as u32 / 8 * spec.eight_keys_bytes());
     if unit == 0 {
         mbarrier::arrive_expect(barrier, comptime!(spec.key_bytes()).runtime());
     }
     sync_plane();
-    if unit < num_pieces {
+    if comptime!(spec.by_slots) {
+        if unit < num_pieces {
+            // Slots before the first, without a block: the engine fills in zeros.
+            let slot = (piece.block << piece.block_log2 as i32) + piece.token;
+            let target = target + unit * piece_bytes;
+            tma::load_slots(target, map, slot >> 3, head, barrier, tma::Reuse::Often);
+        }
+    } else if unit < num_pieces {
         #[unroll]
         for block in 0..comptime!(spec.columns()) {
             let target = target + comptime!(block * spec.column_bytes()) + unit * piece_bytes;
@@ -716,7 +1219,7 @@ fn common_keys(tile: &RowTile, warp_row: i32, batch: &BatchShape, bounds: &MaskB
 #[cube]
 fn multiply_keys(queries: u32, keys: u32, #[comptime] spec: HopperSpec) {
     let a = wgmma::descriptor(queries);
-    let b = wgmma::descriptor(keys);
+    let b = wgmma::spread_descriptor(keys, spec.eight_keys_bytes());
     #[unroll]
     for step in 0..comptime!(spec.mma.head_dim.div_ceil(wgmma::DEPTH as usize)) {
         let steps = comptime!(tma::TILE_COLUMNS / wgmma::DEPTH as usize);
@@ -732,10 +1235,10 @@ fn multiply_keys(queries: u32, keys: u32, #[comptime] spec: HopperSpec) {
 /// The values of a tile, weighed and added to the output.
 #[cube]
 fn multiply_values(values: u32, #[comptime] spec: HopperSpec) {
-    let b = wgmma::turned_descriptor(values, comptime!(spec.column_bytes()));
+    let b = wgmma::turned_descriptor(values, spec.eight_keys_bytes(), spec.column_bytes());
     #[unroll]
     for step in 0..comptime!(spec.tile.keys / wgmma::DEPTH as usize) {
-        let on = comptime!((step * 128) as u64);
+        let on = comptime!(step as u64 * (spec.eight_keys_bytes() / 8) as u64);
         wgmma::multiply_rows(b + on, step, spec.weights(), spec.output(), spec.kind);
     }
 }
@@ -873,6 +1376,8 @@ fn hide_lost(
     block_log2: u32,
     #[comptime] spec: HopperSpec,
 ) {
+    // Here, not ahead of the loop over tiles: what is computed for every score would take registers that scores need.
+    let block_log2 = warpgroup::not_ahead(block_log2);
     #[unroll]
     for i in 0..comptime!(spec.scores().registers()) {
         let key = column + comptime!((8 * (i / 4) + i % 2) as u32);
@@ -896,10 +1401,12 @@ fn clear_unseen(
     if in_group < comptime!(spec.tile.keys as u32) && !seen {
         #[unroll]
         for block in 0..comptime!(spec.columns()) {
-            let place = values + comptime!(block * spec.column_bytes());
+            let place = values
+                + comptime!(block * spec.column_bytes())
+                + in_group / 8 * comptime!(spec.eight_keys_bytes());
             #[unroll]
             for vector in 0..8u32 {
-                shared::store_zeros(place + shared::swizzled(in_group, vector.runtime()));
+                shared::store_zeros(place + shared::swizzled(in_group % 8, vector.runtime()));
             }
         }
     }
@@ -923,44 +1430,143 @@ fn write_output(
     layout: &HeadLayout,
     #[comptime] spec: HopperSpec,
 ) {
-    // A sum of zero means that no key was seen. A NaN must pass, so it is not compared with >.
-    let mut low_norm = 1.0f32.runtime();
-    if low_sum != 0.0 {
-        low_norm = 1.0 / low_sum;
-    }
-    let mut high_norm = 1.0f32.runtime();
-    if high_sum != 0.0 {
-        high_norm = 1.0 / high_sum;
-    }
-    wgmma::scale(low_norm, high_norm, spec.output());
-    let head_vectors = comptime!(spec.mma.head_vectors());
-    let own = (lane % 4) as usize;
+    wgmma::scale(norm(low_sum), norm(high_sum), spec.output());
     #[unroll]
     for half in 0..2usize {
         let row = row + comptime!(8 * half as i32);
         let has = work.tile.has(row);
         let mut to = 0usize.runtime();
         if has {
-            let token = work.tile.token(row, batch);
+            let token = work.out_token(row, batch);
             let head = work.tile.head(row, work.head_tile, batch);
             to = layout.offset(token, head);
         }
+        write_row(out, to, has, lane, half, spec);
+    }
+}
+
+/// Writes the rows of a tile that see no key: what is in the output, which must be zeros.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn write_nothing(
+    out: &mut [Vector<u32, Const<4>>],
+    lse: &mut [f32],
+    row: i32,
+    lane: u32,
+    work: &Work,
+    batch: &BatchShape,
+    layout: &HeadLayout,
+    #[comptime] spec: HopperSpec,
+) {
+    #[unroll]
+    for half in 0..2usize {
+        let row = row + comptime!(8 * half as i32);
+        let has = work.tile.has(row);
+        let mut to = 0usize.runtime();
+        if has {
+            let token = work.out_token(row, batch);
+            let head = work.tile.head(row, work.head_tile, batch);
+            to = layout.offset(token, head);
+            if lane.is_multiple_of(4) {
+                lse[token * batch.num_heads + head] = f32::NEG_INFINITY;
+            }
+        }
+        write_row(out, to, has, lane, half, spec);
+    }
+}
+
+/// What an output is multiplied with, whose weights sum up to `sum`.
+#[cube]
+fn norm(sum: f32) -> f32 {
+    // A sum of zero means that no key was seen. A NaN must pass, so it is not compared with >.
+    let mut norm = 1.0f32.runtime();
+    if sum != 0.0 {
+        norm = 1.0 / sum;
+    }
+    norm
+}
+
+/// Writes the upper or the lower row of this unit, `half` 0 or 1, to vector `to` and on, if there `is` one.
+#[cube]
+fn write_row(
+    out: &mut [Vector<u32, Const<4>>],
+    to: usize,
+    is: bool,
+    lane: u32,
+    #[comptime] half: usize,
+    #[comptime] spec: HopperSpec,
+) {
+    if comptime!(spec.in_parts) {
+        write_part(out, to, is, lane, half, spec);
+    } else {
+        write_halves(out, to, is, lane, half, spec);
+    }
+}
+
+/// Writes a row of the output. Four neighbouring units hold two columns each of every eight. They trade, so that each writes
+/// whole vectors.
+#[cube]
+fn write_halves(
+    out: &mut [Vector<u32, Const<4>>],
+    to: usize,
+    is: bool,
+    lane: u32,
+    #[comptime] half: usize,
+    #[comptime] spec: HopperSpec,
+) {
+    let head_vectors = comptime!(spec.mma.head_vectors());
+    let own = (lane % 4) as usize;
+    #[unroll]
+    for four in 0..comptime!(head_vectors.div_ceil(4)) {
+        let mut words = Array::<u32>::new(4usize);
         #[unroll]
-        for four in 0..comptime!(head_vectors.div_ceil(4)) {
-            let mut words = Array::<u32>::new(4usize);
-            #[unroll]
-            for vector in 0..4usize {
-                // Past the last vector, nobody writes what is traded.
-                let from =
-                    comptime!((16 * four + 4 * vector + 2 * half) % spec.output().registers());
-                let first = wgmma::get(spec.output(), from);
-                let second = wgmma::get(spec.output(), comptime!(from + 1));
-                words[vector] = shared::pack(first, second, spec.kind);
-            }
-            let vector = turned(&words, lane);
-            if has && own + comptime!(4 * four) < head_vectors {
-                out[to + own + comptime!(4 * four)] = vector;
-            }
+        for vector in 0..4usize {
+            // Past the last vector, nobody writes what is traded.
+            let from = comptime!((16 * four + 4 * vector + 2 * half) % spec.output().registers());
+            let first = wgmma::get(spec.output(), from);
+            let second = wgmma::get(spec.output(), comptime!(from + 1));
+            words[vector] = shared::pack(first, second, spec.kind);
+        }
+        let vector = turned(&words, lane);
+        if is && own + comptime!(4 * four) < head_vectors {
+            out[to + own + comptime!(4 * four)] = vector;
+        }
+    }
+}
+
+/// Writes a row of a part. Of every two times eight columns, two neighbouring units write four columns each.
+#[cube]
+fn write_part(
+    out: &mut [Vector<u32, Const<4>>],
+    to: usize,
+    is: bool,
+    lane: u32,
+    #[comptime] half: usize,
+    #[comptime] spec: HopperSpec,
+) {
+    let eights = comptime!(spec.mma.head_vectors());
+    let odd = lane % 2 == 1;
+    // Even units write of the first eight columns, odd ones of the next.
+    let own = (lane % 2 * 2 + lane % 4 / 2) as usize;
+    #[unroll]
+    for two in 0..comptime!(eights.div_ceil(2)) {
+        // Past the last columns, nobody writes what is traded.
+        let from = comptime!(8 * two + 2 * half);
+        let next = comptime!((from + 4) % spec.output().registers());
+        let a0 = u32::reinterpret(wgmma::get(spec.output(), from));
+        let a1 = u32::reinterpret(wgmma::get(spec.output(), comptime!(from + 1)));
+        let b0 = u32::reinterpret(wgmma::get(spec.output(), next));
+        let b1 = u32::reinterpret(wgmma::get(spec.output(), comptime!(next + 1)));
+        let traded0 = plane_shuffle_xor(select(odd, a0, b0), 1u32);
+        let traded1 = plane_shuffle_xor(select(odd, a1, b1), 1u32);
+        let mut vector = Vector::<u32, Const<4>>::empty();
+        vector.insert(0usize, select(odd, traded0, a0));
+        vector.insert(1usize, select(odd, traded1, a1));
+        vector.insert(2usize, select(odd, b0, traded0));
+        vector.insert(3usize, select(odd, b1, traded1));
+        let at = own + comptime!(4 * two);
+        if is && at < comptime!(2 * eights) {
+            out[to + at] = vector;
         }
     }
 }

@@ -1,9 +1,14 @@
 use cubecl::prelude::BufferArg;
 
 #[cfg(feature = "hopper")]
+use cubecl::prelude::{CubeCount, CubeDim};
+
+#[cfg(feature = "hopper")]
 use super::hopper_decode::{DecodeSpec, hopper_decode_kernel};
 #[cfg(feature = "hopper")]
-use super::hopper_prefill::{DealLaunch, HopperSpec, hopper_prefill_kernel};
+use super::hopper_prefill::{
+    DealLaunch, HopperSpec, hopper_prefill_kernel, hopper_prefill_start_kernel,
+};
 use super::keys::{BatchShapeLaunch, KeySource, ScoreParamsLaunch, SplitsLaunch};
 use super::mask::{MaskBoundsLaunch, NO_WINDOW};
 use super::merge::merge_kernel;
@@ -171,7 +176,7 @@ fn attend(
             return check.unsupported("HopperPrefill in fixed parts".into());
         }
         Some(choice) if choice.kernel().runs(facts, &problem, n) => {
-            let mut tile = HopperTile::new(&problem);
+            let mut tile = HopperTile::new(facts, &problem);
             let mut decode = DecodeTile::new(facts, &problem);
             match choice {
                 AttentionChoice::Kernel(_) => {}
@@ -529,17 +534,38 @@ fn launch(
                 let group = problem.num_heads / problem.num_kv_heads;
                 let heads = tile.heads(group);
                 let piece_keys = source.block_size().unwrap_or(tile.keys).min(tile.keys);
+                let by_slots = HopperTile::by_slots(problem);
+                let map = |keys| match by_slots {
+                    true => tma::slots_map(keys, piece_keys),
+                    false => tma::heads_map(keys, piece_keys, 1),
+                };
+                let pieces = plan.num_tiles * plan.num_splits;
+                // Of this launch alone, so that launches of two streams do not draw from one another.
+                let drawn = launcher.client().empty(I32.size());
+                let drawn = TensorRef::contiguous(drawn, vec![1], I32);
+                if tile.stays {
+                    hopper_prefill_start_kernel::launch_unchecked(
+                        launcher.client(),
+                        CubeCount::new_single(),
+                        CubeDim::new_1d(32),
+                        drawn.buffer_arg(1),
+                    );
+                }
+                // Vectors of 16 bytes.
+                let in_parts = plan.num_splits > 1;
+                let n = if in_parts { 4 } else { n };
                 hopper_prefill_kernel::launch_unchecked(
                     launcher.client(),
                     count,
                     dim,
                     address,
                     tma::heads_map(q, tile.rows() / heads, heads),
-                    tma::heads_map(source.k, piece_keys, 1),
-                    tma::heads_map(source.v, piece_keys, 1),
+                    map(source.k),
+                    map(source.v),
                     cu_seqlens_q.buffer_arg(1),
                     source.kv_lens.buffer_arg(1),
                     source.block_table.buffer_arg(1),
+                    drawn.buffer_arg(1),
                     out.buffer_arg(n),
                     lse.buffer_arg(1),
                     head_layout(out, n),
@@ -554,17 +580,15 @@ fn launch(
                     params,
                     bounds,
                     group,
-                    DealLaunch::new(
-                        plan.num_tiles,
-                        plan.num_cubes,
-                        plan.num_tiles.div_ceil(plan.num_cubes.max(1)),
-                    ),
+                    DealLaunch::new(pieces, plan.num_cubes, plan.num_splits),
                     block_log2,
                     HopperSpec {
                         tile,
                         mma: mma_spec,
                         kind,
                         piece_keys,
+                        by_slots,
+                        in_parts,
                     },
                     problem.dtype,
                 );

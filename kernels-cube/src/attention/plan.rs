@@ -102,49 +102,72 @@ pub struct HopperTile {
     pub(super) stages: usize,
     /// Warpgroups that multiply, 64 rows each.
     pub(super) warpgroups: usize,
+    /// Tiles of queries in shared memory: with two, those of the next tile come while cubes that stay are at the last.
+    pub(super) queries: usize,
     /// Whether a cube takes one tile of rows after the other.
     pub(super) stays: bool,
+    /// Whether the first scores of a tile are formed while the last values of the one before are added; with two tiles of
+    /// queries.
+    pub(super) ahead: bool,
 }
 
 impl HopperTile {
-    /// The tile for `problem`.
-    ///
-    /// Cubes that stay are dealt tiles of the same total where sequences see mostly themselves, whose tiles differ in length; a
-    /// tile then begins while the last one ends. Over a long prefix all tiles are as long, and cubes that the device deals out
-    /// as others end keep closer together in what they read: 613 against 497 TFLOP/s for 16 chunks of 128 over 4,096.
-    pub(super) fn new(problem: &AttentionProblem) -> Self {
-        let busy_seqs = problem.num_seqs.min(problem.num_tokens).max(1);
-        let rows = problem.num_tokens / busy_seqs;
-        let [stays, leaves] = Self::all(problem.head_dim);
-        match 2 * rows >= problem.expected_keys {
+    /// The tile for `problem`: cubes stay where there is more for them to do than one thing each.
+    pub(super) fn new(facts: &DeviceFacts, problem: &AttentionProblem) -> Self {
+        let all = Self::all(problem.head_dim);
+        let (stays, leaves) = (all[0], all[1]);
+        let pieces = stays.expected(problem) * stays.num_parts(facts, problem);
+        match pieces > facts.num_multiprocessors.unwrap_or(1) as usize {
             true => stays,
             false => leaves,
         }
     }
 
-    /// The tiles for heads of `head_dim` elements, for cubes that take one after the other, and for those that take one.
-    pub fn all(head_dim: usize) -> [Self; 2] {
-        let tile = |stays: bool| Self {
+    /// The tiles for heads of `head_dim` elements: for cubes that take one after the other, for those that take one, and more
+    /// for tests and benches.
+    pub fn all(head_dim: usize) -> Vec<Self> {
+        let tile = Self {
             keys: 128,
             columns: head_dim.div_ceil(64),
-            stages: if stays { 2 } else { 3 },
+            stages: 2,
             warpgroups: 2,
-            stays,
+            queries: 2,
+            stays: true,
+            ahead: false,
         };
-        [true, false].map(|stays| match head_dim {
-            ..=64 => Self {
-                stages: 4,
-                warpgroups: 3,
-                ..tile(stays)
-            },
-            65..=128 => tile(stays),
+        let ahead = |tile: Self| Self {
+            ahead: true,
+            ..tile
+        };
+        let once = |tile: Self| Self { queries: 1, ..tile };
+        let leaves = |tile: Self| Self {
+            stays: false,
+            ..once(tile)
+        };
+        match head_dim {
+            ..=64 => {
+                let tile = Self { stages: 4, ..tile };
+                let tall = Self {
+                    warpgroups: 3,
+                    ..tile
+                };
+                vec![tall, leaves(tall), ahead(tall), ahead(tile), leaves(tile)]
+            }
+            65..=128 => {
+                let deep = Self { stages: 3, ..tile };
+                vec![tile, leaves(deep), ahead(tile), once(deep)]
+            }
             // Wider outputs leave no registers for the scores of more keys.
-            _ => Self {
-                keys: 64,
-                stages: 2,
-                ..tile(stays)
-            },
-        })
+            _ => {
+                let tile = Self { keys: 64, ..tile };
+                vec![once(tile), leaves(tile)]
+            }
+        }
+    }
+
+    /// Whether cubes draw the numbers of tiles, from a count that another launch begins.
+    pub fn draws(self) -> bool {
+        self.stays
     }
 
     /// Rows of a tile of queries.
@@ -159,7 +182,7 @@ impl HopperTile {
 
     /// Bytes of shared memory without barriers: queries and a ring of stages, rows of 64 elements of 16 bits.
     pub(super) fn data_bytes(self) -> usize {
-        (self.rows() + 2 * self.keys * self.stages) * self.columns * 128
+        (self.rows() * self.queries + 2 * self.keys * self.stages) * self.columns * 128
     }
 
     /// Whether a copy can take the keys of a tile out of blocks of `block_size`: whole blocks, or a part of one, that begin
@@ -176,11 +199,37 @@ impl HopperTile {
         }
     }
 
+    /// Whether one copy brings all columns of the keys of a block: where they are a multiple of what a copy takes, and more.
+    pub(super) fn by_slots(problem: &AttentionProblem) -> bool {
+        let whole = problem.head_dim > 64 && problem.head_dim.is_multiple_of(64);
+        whole && problem.block_size.is_some()
+    }
+
     /// Tiles of rows of `problem`.
-    fn count(self, problem: &AttentionProblem, group_size: usize) -> usize {
-        let heads = self.heads(group_size);
+    fn count(self, problem: &AttentionProblem) -> usize {
+        let heads = self.heads(problem.group_size());
         let tiles = mma::num_tiles(problem.num_tokens, problem.num_seqs, heads, self.rows());
         tiles * (problem.num_heads / heads)
+    }
+
+    /// Tiles that are not empty, if all sequences had the same number of rows.
+    fn expected(self, problem: &AttentionProblem) -> usize {
+        let heads = self.heads(problem.group_size());
+        let busy_seqs = problem.num_seqs.min(problem.num_tokens).max(1);
+        let rows_each = (problem.num_tokens * heads).div_ceil(busy_seqs);
+        busy_seqs * rows_each.div_ceil(self.rows()) * (problem.num_heads / heads)
+    }
+
+    /// Parts that the keys of a tile are best cut into.
+    fn num_parts(self, facts: &DeviceFacts, problem: &AttentionProblem) -> usize {
+        let load = Load {
+            cubes: self.expected(problem),
+            at_once: facts.num_multiprocessors.unwrap_or(1) as usize,
+            step: self.keys,
+            start_keys: 384,
+            merge_keys: 384,
+        };
+        load.num_splits(problem.expected_keys)
     }
 
     /// Cubes that take `count` tiles of rows.
@@ -351,7 +400,7 @@ impl AttentionPlan {
             vector_size,
             options,
             choose(facts, problem, vector_size, options),
-            HopperTile::new(problem),
+            HopperTile::new(facts, problem),
             DecodeTile::new(facts, problem),
         )
     }
@@ -380,7 +429,7 @@ impl AttentionPlan {
             num_kv_heads,
             ..
         } = *problem;
-        let group = num_heads.checked_div(num_kv_heads).unwrap_or(0);
+        let group = problem.group_size();
         let tiles = |rows| mma::num_tiles(num_tokens, num_seqs, group, rows) * num_kv_heads;
         // Tiles that are not empty, if all sequences had the same number of rows.
         let expected_tiles = |rows: usize| {
@@ -389,7 +438,7 @@ impl AttentionPlan {
             busy_seqs * rows_each.div_ceil(rows) * num_kv_heads
         };
         let load = match kernel {
-            // Clusters share keys.
+            // Clusters share keys; tiles know best.
             AttentionKernel::HopperPrefill | AttentionKernel::HopperDecode => Load::whole(),
             AttentionKernel::Portable => Load::of_units(facts, num_tokens * num_heads),
             AttentionKernel::MmaDecode => Load {
@@ -397,17 +446,18 @@ impl AttentionPlan {
                 // Registers decide how many cubes a multiprocessor holds: small heads leave room for more.
                 at_once: facts.num_multiprocessors.unwrap_or(16) as usize
                     * if problem.head_dim <= 64 { 4 } else { 2 },
-                start_keys: 128,
+                ..Load::starting(128)
             },
             AttentionKernel::MmaPrefill => Load {
                 cubes: expected_tiles(mma_prefill::ROWS),
                 at_once: facts.num_multiprocessors.unwrap_or(16) as usize,
-                start_keys: 512,
+                ..Load::starting(512)
             },
         };
         let fixed_split = options.fixed_split.unwrap_or(0);
         let num_splits = match options.fixed_split {
             Some(positions) => problem.max_keys.div_ceil(positions).max(1),
+            None if kernel == AttentionKernel::HopperPrefill => tile.num_parts(facts, problem),
             None => load.num_splits(problem.expected_keys),
         };
         let decode = match options.fixed_split {
@@ -422,7 +472,7 @@ impl AttentionPlan {
                 (0, grid)
             }
             AttentionKernel::HopperPrefill => {
-                let cubes = tile.cubes(facts, tile.count(problem, group));
+                let cubes = tile.cubes(facts, tile.count(problem).saturating_mul(num_splits));
                 (cubes, Grid::for_cubes(facts, cubes, tile.units()))
             }
             AttentionKernel::HopperDecode => {
@@ -452,7 +502,7 @@ impl AttentionPlan {
             tile: (kernel == AttentionKernel::HopperPrefill).then_some(tile),
             decode: (kernel == AttentionKernel::HopperDecode).then_some(decode),
             num_tiles: match kernel {
-                AttentionKernel::HopperPrefill => tile.count(problem, group),
+                AttentionKernel::HopperPrefill => tile.count(problem),
                 _ => 0,
             },
             grid,
@@ -467,21 +517,14 @@ fn choose(
     options: &AttentionOptions,
 ) -> AttentionKernel {
     let runs = |kernel: AttentionKernel| kernel.runs(facts, problem, vector_size);
-    let group = problem
-        .num_heads
-        .checked_div(problem.num_kv_heads)
-        .unwrap_or(0);
+    let group = problem.group_size();
     let rows = problem.num_tokens * group / problem.num_seqs.max(1);
     // With fixed parts, the kernel too must not depend on the batch.
     let many_rows = rows >= MIN_PREFILL_ROWS && options.fixed_split.is_none();
-    let tile = HopperTile::new(problem);
-    let heads = tile.heads(group);
+    let heads = HopperTile::new(facts, problem).heads(group);
     let busy_seqs = problem.num_seqs.min(problem.num_tokens).max(1);
-    let hopper_rows = problem.num_tokens * heads / busy_seqs;
-    let hopper_cubes = busy_seqs * hopper_rows.div_ceil(tile.rows()) * problem.num_heads / heads;
-    // This kernel does not cut keys into parts: few cubes would leave multiprocessors without work.
-    let fills = hopper_cubes >= facts.num_multiprocessors.unwrap_or(1) as usize / 2;
-    let wanted = many_rows && fills && hopper_rows >= MIN_PREFILL_ROWS;
+    // Heads that do not share a tile leave it fewer rows.
+    let wanted = many_rows && problem.num_tokens * heads / busy_seqs >= MIN_PREFILL_ROWS;
     if wanted && runs(AttentionKernel::HopperPrefill) {
         AttentionKernel::HopperPrefill
     } else if many_rows && runs(AttentionKernel::MmaPrefill) {
@@ -505,17 +548,28 @@ struct Load {
     cubes: usize,
     /// Cubes that the device runs at a time.
     at_once: usize,
+    /// Parts are multiples of so many keys.
+    step: usize,
     /// The start and end of a cube, in keys that could be attended instead.
     start_keys: usize,
+    /// The start and end of the launch that puts parts together, in such keys.
+    merge_keys: usize,
 }
 
 impl Load {
     /// What is never split.
     fn whole() -> Self {
+        Self::starting(0)
+    }
+
+    /// Cubes that start and end in the time of so many keys.
+    fn starting(start_keys: usize) -> Self {
         Self {
             cubes: 0,
             at_once: 0,
-            start_keys: 0,
+            step: SPLIT_STEP,
+            start_keys,
+            merge_keys: start_keys / 2,
         }
     }
 
@@ -531,7 +585,7 @@ impl Load {
         Self {
             cubes: units.div_ceil(group),
             at_once,
-            start_keys: 32,
+            ..Self::starting(32)
         }
     }
 
@@ -540,13 +594,13 @@ impl Load {
         if self.at_once == 0 || self.cubes == 0 {
             return 1;
         }
-        let most = max_keys.div_ceil(SPLIT_STEP).clamp(1, MAX_SPLITS);
+        let most = max_keys.div_ceil(self.step).clamp(1, MAX_SPLITS);
         let cost = |splits: usize| {
             let rounds = (self.cubes * splits).div_ceil(self.at_once);
-            let keys = max_keys.div_ceil(splits).next_multiple_of(SPLIT_STEP);
+            let keys = max_keys.div_ceil(splits).next_multiple_of(self.step);
             // A second launch, which reads the parts one after the other.
             let merge = if splits > 1 {
-                self.start_keys / 2 + splits * MERGE_KEYS
+                self.merge_keys + splits * MERGE_KEYS
             } else {
                 0
             };
@@ -687,7 +741,7 @@ mod tests {
     fn tiles_for_hopper_fit_into_shared_memory() {
         for head_dim in [8, 64, 72, 128, 136, 256] {
             for tile in HopperTile::all(head_dim) {
-                let barriers = 8 * (4 * tile.stages + 2) + 4 * tile.stages;
+                let barriers = 8 * (4 * tile.stages + 2 * tile.queries + 4) + 4 * tile.stages + 8;
                 assert!(tile.data_bytes() + barriers <= gpu().max_shared_memory_bytes);
                 assert!(tile.columns * 64 >= head_dim && tile.stages >= 2);
             }
@@ -708,6 +762,41 @@ mod tests {
         let multiprocessors = gpu().num_multiprocessors.unwrap() as usize;
         assert_eq!(plan.num_cubes, multiprocessors);
         assert!(plan.num_tiles >= 16 * 1024 * 32 / 128);
+    }
+
+    #[test]
+    fn few_tiles_for_hopper_are_cut_into_parts_that_run_at_a_time() {
+        let multiprocessors = gpu().num_multiprocessors.unwrap() as usize;
+        let problem = AttentionProblem {
+            num_tokens: 512,
+            num_seqs: 1,
+            max_keys: 8704,
+            expected_keys: 8704,
+            dtype: BF16,
+            ..problem(1, 64)
+        };
+        let plan = |problem| AttentionPlan::new(&gpu(), problem, 8, &AttentionOptions::causal(64));
+        let few = plan(&problem);
+        assert_eq!(few.kernel, AttentionKernel::HopperPrefill);
+        assert!(few.num_splits >= 4 && !few.tile.unwrap().draws(), "{few:?}");
+        assert!(HopperTile::all(64)[0].expected(&problem) * few.num_splits <= multiprocessors);
+        // A merge would take as long as it saves.
+        let short = AttentionProblem {
+            max_keys: 512,
+            expected_keys: 512,
+            ..problem
+        };
+        assert_eq!(plan(&short).num_splits, 1);
+        let many = AttentionProblem {
+            num_tokens: 16 * 1024,
+            num_seqs: 16,
+            max_keys: 1024,
+            expected_keys: 1024,
+            ..problem
+        };
+        let many = plan(&many);
+        assert_eq!((many.num_splits, many.num_cubes), (1, multiprocessors));
+        assert!(many.tile.unwrap().draws());
     }
 
     #[test]

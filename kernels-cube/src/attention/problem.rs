@@ -38,6 +38,11 @@ impl AttentionProblem {
         self.kv_dtype == U8
     }
 
+    /// Query heads of a key head, or 0 without key heads.
+    pub(super) fn group_size(&self) -> usize {
+        self.num_heads.checked_div(self.num_kv_heads).unwrap_or(0)
+    }
+
     pub(super) fn check(
         &self,
         check: Check,

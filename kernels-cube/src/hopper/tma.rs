@@ -94,6 +94,41 @@ pub(crate) unsafe fn narrow_heads_map(
         .with_prefetch(TensorMapPrefetch::B256)
 }
 
+/// The map of the slots of a cache, `[blocks, tokens, heads, columns]`, for tiles of `tile_slots` neighbouring slots of one head
+/// with all its columns, swizzled over 128 bytes. Of a tile come eight slots of the first [`TILE_COLUMNS`], the same slots of the
+/// next ones, and so on, then the next eight slots. Slots are counted over all blocks, in eights.
+///
+/// The tensor is contiguous, its columns a multiple of [`TILE_COLUMNS`], its slots and `tile_slots` multiples of eight, and
+/// the number of eights fits an i32.
+///
+/// # Safety
+/// The tensor must lie in its buffer.
+pub(crate) unsafe fn slots_map(tensor: &TensorRef, tile_slots: usize) -> TensorMapArg<Tiled> {
+    let [blocks, tokens, heads, columns] = [0, 1, 2, 3].map(|axis| tensor.shape()[axis]);
+    let blocks_of_columns = columns / TILE_COLUMNS;
+    let slot = heads * columns;
+    let shape = vec![
+        heads,
+        blocks * tokens / 8,
+        blocks_of_columns,
+        8,
+        TILE_COLUMNS,
+    ];
+    let strides = vec![columns, 8 * slot, TILE_COLUMNS, slot, 1];
+    // SAFETY: the caller promises that the tensor lies in its buffer.
+    let slots = unsafe {
+        TensorArg::from_raw_parts(
+            tensor.handle().clone(),
+            Strides::from(strides),
+            Shape::from(shape),
+        )
+    };
+    let tile_size = Shape::from(vec![1, tile_slots / 8, blocks_of_columns, 8, TILE_COLUMNS]);
+    TensorMapArg::new(TiledArgs { tile_size }, slots, tensor.dtype())
+        .with_swizzle(TensorMapSwizzle::B128)
+        .with_prefetch(TensorMapPrefetch::B256)
+}
+
 /// How long what is loaded should stay in the L2 cache.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub(crate) enum Reuse {
@@ -161,6 +196,25 @@ pub(crate) fn load_heads(
     gpu_asm!(
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [{}], [{}, {{{}, {}, {}, {}}}], [{}], {};",
         in(_) target, in(_) map, in(_) column, in(_) head, in(_) token, in(_) block, in(_) barrier, in(_) policy
+    );
+}
+
+/// Loads the tile of a [`slots_map`] whose first eight slots are the `eight`-th, as [`load`].
+#[cube]
+pub(crate) fn load_slots(
+    target: u32,
+    map: u64,
+    eight: i32,
+    head: u32,
+    barrier: u32,
+    #[comptime] reuse: Reuse,
+) {
+    let policy = comptime!(reuse.policy()).runtime();
+    // As a value, not as the address of a variable.
+    let eight = eight + 0;
+    gpu_asm!(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [{}], [{}, {{0, 0, 0, {}, {}}}], [{}], {};",
+        in(_) target, in(_) map, in(_) eight, in(_) head, in(_) barrier, in(_) policy
     );
 }
 

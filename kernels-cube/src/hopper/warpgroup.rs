@@ -8,10 +8,26 @@ pub(crate) const UNITS: u32 = 128;
 /// The warpgroup of unit `unit`, as a number that the units of a warp are known to share.
 #[cube]
 pub(crate) fn of(unit: u32) -> u32 {
-    let own = unit / UNITS;
-    let group: u32;
-    gpu_asm!("shfl.sync.idx.b32 {}, {}, 0, 0x1f, -1;", out(_) group, in(_) own, options(pure, nomem));
-    group + 0
+    first_units(unit / UNITS)
+}
+
+/// The value of the first unit of the warp, as one that its units are known to share: descriptors of products are best made
+/// of such.
+#[cube]
+pub(crate) fn first_units(value: u32) -> u32 {
+    let value = value + 0;
+    let first: u32;
+    gpu_asm!("shfl.sync.idx.b32 {}, {}, 0, 0x1f, -1;", out(_) first, in(_) value, options(pure, nomem));
+    first + 0
+}
+
+/// The same number, from which nothing is computed before this is reached.
+#[cube]
+pub(crate) fn not_ahead(value: u32) -> u32 {
+    let value = value + 0;
+    let same: u32;
+    gpu_asm!("mov.b32 {}, {};", out(_) same, in(_) value, options(nomem));
+    same + 0
 }
 
 /// The largest of the four neighbouring units that hold columns of one row of sums.

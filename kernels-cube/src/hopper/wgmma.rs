@@ -137,20 +137,31 @@ pub(crate) fn set_row(
 /// The next 16 elements of each row are 32 bytes on: descriptor plus 2.
 #[cube]
 pub(crate) fn descriptor(address: u32) -> u64 {
+    spread_descriptor(address, 1024u32)
+}
+
+/// As [`descriptor`], where the next eight rows are `eight_rows` bytes on.
+#[cube]
+pub(crate) fn spread_descriptor(address: u32, #[comptime] eight_rows: u32) -> u64 {
     // Start at bit 0 and distance of eight rows at bit 32, both in units of 16 bytes; swizzle mode 1 at bit 62. The other
     // distance is not used with this swizzle.
-    u64::cast_from((address & 0x3_ffff) >> 4) | 0x4000_0040_0001_0000u64
+    let fixed = comptime!(0x4000_0000_0001_0000u64 | ((eight_rows >> 4) as u64) << 32);
+    ((address & 0x3_ffff) >> 4) as u64 | fixed
 }
 
 /// Describes a second operand at `address` whose rows are those of the sum, `[16, N]`: rows of 64 columns with the 128-byte
-/// swizzle, eight of them 1,024 bytes; the next 64 columns of the same rows are `distance` bytes on.
+/// swizzle; the next eight rows are `eight_rows` bytes on, and the next 64 columns of the same rows `columns` bytes.
 ///
-/// The next 16 rows are 2,048 bytes on: descriptor plus 128.
+/// For the next 16 rows, the descriptor grows by an eighth of `eight_rows`.
 #[cube]
-pub(crate) fn turned_descriptor(address: u32, #[comptime] distance: u32) -> u64 {
+pub(crate) fn turned_descriptor(
+    address: u32,
+    #[comptime] eight_rows: u32,
+    #[comptime] columns: u32,
+) -> u64 {
     // As above, but here the other distance, bit 16, is that between columns.
-    let fixed = comptime!(0x4000_0040_0000_0000u64 | ((distance >> 4) as u64) << 16);
-    ((address & 0x3_ffff) >> 4) as u64 | fixed
+    let distances = comptime!(((eight_rows >> 4) as u64) << 32 | ((columns >> 4) as u64) << 16);
+    ((address & 0x3_ffff) >> 4) as u64 | comptime!(1u64 << 62 | distances)
 }
 
 /// One product; with `keep` 0, the sums start from zero.
@@ -231,11 +242,12 @@ mod tests {
 
     #[test]
     fn a_descriptor_holds_its_address_the_distances_and_the_swizzle() {
-        let descriptor = turned_descriptor(0x2_3400, 16_384);
+        let descriptor = turned_descriptor(0x2_3400, 2048, 16_384);
         let field = |bit: u32| descriptor >> bit & 0x3fff;
         assert_eq!(field(0), 0x2_3400 >> 4);
         assert_eq!(field(16), 16_384 >> 4);
-        assert_eq!(field(32), 1024 >> 4);
+        assert_eq!(field(32), 2048 >> 4);
         assert_eq!(descriptor >> 62, 1);
+        assert_eq!(spread_descriptor(0, 1024), 0x4000_0040_0001_0000);
     }
 }

@@ -394,7 +394,10 @@ impl Calls {
                     let heads = Heads::new(32, 8, head_dim);
                     for (nth, tile) in HopperTile::all(head_dim).into_iter().enumerate() {
                         self.choice = Some(AttentionChoice::Prefill(tile));
-                        let promise = hopper_prefill(head_dim);
+                        let mut promise = hopper_prefill(head_dim);
+                        if tile.draws() {
+                            promise.kernels = &["hopper_prefill_start_kernel", HOPPER_KERNEL];
+                        }
                         let form = format!("packed tile {nth}");
                         self.packed(&form, heads, causal, promise);
                         let form = format!("prefill tile {nth}");
@@ -402,6 +405,17 @@ impl Calls {
                     }
                 }
                 self.choice = None;
+                for heads in [Heads::new(9, 3, 64), Heads::new(8, 2, 128)] {
+                    let mut promise = hopper_prefill(heads.head_dim);
+                    promise.kernels = &[HOPPER_KERNEL, "merge_kernel"];
+                    self.paged("prefill in parts", 512, heads, causal, promise);
+                }
+                for heads in [Heads::new(24, 6, 64), Heads::new(20, 5, 128)] {
+                    let mut promise = hopper_prefill(heads.head_dim);
+                    promise.kernels =
+                        &["hopper_prefill_start_kernel", HOPPER_KERNEL, "merge_kernel"];
+                    self.paged("prefill in more parts", 512, heads, causal, promise);
+                }
                 self.packed("packed window, softcap", llama, every, HOPPER_PREFILL);
                 self.paged("prefill window, softcap", 512, llama, every, HOPPER_PREFILL);
                 self.choice = Some(AttentionChoice::Kernel(AttentionKernel::HopperDecode));
@@ -635,14 +649,14 @@ const fn portable(max_registers: u32) -> Promise {
 }
 
 /// Tiles of many rows, on Hopper. A unit starts with 168 registers; those that multiply take 240.
-const HOPPER_PREFILL: Promise = Promise::new(&["hopper_prefill_kernel"], 168).on_tensor_cores();
+const HOPPER_PREFILL: Promise =
+    Promise::new(&[HOPPER_KERNEL], 168).with_tensor_cores_in(HOPPER_KERNEL);
+const HOPPER_KERNEL: &str = "hopper_prefill_kernel";
 
 /// The same for heads of `head_dim` elements.
 fn hopper_prefill(head_dim: usize) -> Promise {
     match head_dim {
-        ..=64 => {
-            HOPPER_PREFILL.with_local_memory(8, 24, "a counter of the loop over tiles of rows")
-        }
+        ..=64 => HOPPER_PREFILL.with_local_memory(48, 176, "numbers of the tile of rows"),
         _ => HOPPER_PREFILL,
     }
 }

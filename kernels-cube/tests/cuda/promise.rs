@@ -13,8 +13,8 @@ pub(crate) struct Promise {
     max_local_bytes: u32,
     /// The most bytes that loads and stores of spilled registers move.
     max_spill_bytes: u32,
-    /// Whether products run on tensor cores, in the first kernel: the second one merges its parts.
-    tensor_cores: bool,
+    /// The kernel whose products run on tensor cores, if they do: others begin a count, or merge parts.
+    tensor_cores: Option<&'static str>,
 }
 
 impl Promise {
@@ -25,13 +25,19 @@ impl Promise {
             max_registers,
             max_local_bytes: 0,
             max_spill_bytes: 0,
-            tensor_cores: false,
+            tensor_cores: None,
         }
     }
 
-    /// The same, with products on tensor cores.
-    pub(crate) const fn on_tensor_cores(mut self) -> Self {
-        self.tensor_cores = true;
+    /// The same, with products on tensor cores in the first kernel.
+    pub(crate) const fn on_tensor_cores(self) -> Self {
+        let first = self.kernels[0];
+        self.with_tensor_cores_in(first)
+    }
+
+    /// The same, with products on tensor cores in `kernel`.
+    pub(crate) const fn with_tensor_cores_in(mut self, kernel: &'static str) -> Self {
+        self.tensor_cores = Some(kernel);
         self
     }
 
@@ -66,8 +72,9 @@ impl Promise {
         if self.max_local_bytes == 0 {
             at_most("accesses of local memory", usage.local_accesses, 0);
         }
-        let first = self.kernels.first();
-        let multiplies = self.tensor_cores && first.is_some_and(|first| kernel.starts_with(first));
+        let multiplies = self
+            .tensor_cores
+            .is_some_and(|name| kernel.starts_with(name));
         if multiplies && usage.hmma + usage.hgmma == 0 {
             broken.push("no tensor core instruction, promised some".to_owned());
         }

@@ -2,6 +2,8 @@
 //!
 //! The planner chooses one of them; here each has to be right on its own.
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
 use burn_paged_kernels::{
     AttentionChoice, AttentionKernel, AttentionOptions, DecodeTile, HopperTile, KernelError,
     Launcher,
@@ -29,6 +31,23 @@ const DECODE: &[(usize, usize)] = &[(1, 1000), (1, 1), (1, 64), (1, 77), (1, 0),
 
 /// Decoding of so many sequences that none is cut into parts.
 const MANY: &[(usize, usize)] = &[(1, 130); 40];
+
+/// Decodes, chunks and long prompts in one batch, sequences without rows between them, and lengths that leave warpgroups of a
+/// tile without a row.
+const UNEVEN: &[(usize, usize)] = &[
+    (1, 200),
+    (0, 0),
+    (150, 320),
+    (1, 129),
+    (0, 60),
+    (1, 1),
+    (310, 310),
+    (33, 33),
+    (1, 0),
+];
+
+/// Few rows over many keys, whose parts end in the middle of what rows see.
+const PARTS: &[(usize, usize)] = &[(90, 2000), (20, 700)];
 
 /// One prompt of more than a tile.
 const PROMPT: &[(usize, usize)] = &[(200, 200)];
@@ -93,6 +112,12 @@ const CASES: &[Case] = &[
     Case { lens: LONG, heads: heads(2, 2, 96), block_size: 32, softcap: Some(5.0), ..BASE },
     Case { lens: LONG, heads: heads(2, 1, 256), block_size: 128, ..BASE },
     Case { lens: LONG, heads: heads(1, 2, 72), layout: Layout::Transposed, window: Some(64), causal: false, ..BASE },
+    Case { lens: UNEVEN, ..BASE },
+    Case { lens: UNEVEN, heads: heads(3, 3, 64), q_bound: 30.0, ..BASE },
+    Case { lens: PARTS, ..BASE },
+    Case { lens: PARTS, heads: heads(3, 1, 64), block_size: 64, window: Some(500), ..BASE },
+    Case { lens: PARTS, heads: heads(1, 1, 72), causal: false, softcap: Some(9.0), ..BASE },
+    Case { lens: PARTS, heads: heads(2, 1, 256), block_size: 8, ..BASE },
     Case { lens: DECODE, ..BASE },
     Case { lens: DECODE, heads: heads(16, 1, 128), block_size: 8, causal: false, ..BASE },
     Case { lens: DECODE, heads: heads(9, 2, 80), block_size: 64, softcap: Some(5.0), ..BASE },
@@ -164,21 +189,37 @@ fn other_tiles(launcher: &Launcher, dtype: Dtype, case: &Case, fp8: bool) -> Vec
         let tiles = DecodeTile::all(case.heads.head_dim, kv_bytes).into_iter();
         return tiles.map(AttentionChoice::Decode).collect();
     }
-    if case.lens != LONG || fp8 {
+    if fp8 || ![LONG, UNEVEN, PARTS].contains(&case.lens) {
         return Vec::new();
     }
     let tiles = HopperTile::all(case.heads.head_dim).into_iter();
     tiles.map(AttentionChoice::Prefill).collect()
 }
 
+/// Takes cases on as many threads as there are cores: the loops on the host take longer than the kernels.
+fn for_each_case(run: impl Fn(&Case) + Sync) {
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..cores.min(CASES.len()) {
+            scope.spawn(|| {
+                while let Some(case) = CASES.get(next.fetch_add(1, Relaxed)) {
+                    run(case);
+                }
+            });
+        }
+    });
+}
+
 fn run_cases(dtype: Dtype, fp8: bool) {
     let launcher = launcher();
-    let (mut count, mut refused) = (0, 0);
+    let (count, refused) = (AtomicUsize::new(0), AtomicUsize::new(0));
     if !launcher.facts().has_mma(dtype.elem()) {
         println!("skipped {dtype:?}: no tensor cores; the portable kernel has its own table");
         return;
     }
-    for case in CASES {
+    for_each_case(|case| {
+        let launcher = launcher.clone();
         let options = options(case);
         let mut batch = HostBatch::random(dtype, case.heads, case.lens, case.q_bound);
         batch.padding_rows = 3;
@@ -219,16 +260,17 @@ fn run_cases(dtype: Dtype, fp8: bool) {
                     assert_close(&what, dtype, &out, &exact.0, &plain.0);
                     let what = format!("lse {what}");
                     assert_close(&what, Dtype::F32, &lse, &exact.1, &plain_f32.1);
-                    count += 1;
+                    count.fetch_add(1, Relaxed);
                 }
                 Err(KernelError::Unsupported { .. }) => {
                     println!("refused: {what}");
-                    refused += 1;
+                    refused.fetch_add(1, Relaxed);
                 }
                 Err(error) => panic!("{what}: {error}"),
             }
         }
-    }
+    });
+    let (count, refused) = (count.into_inner(), refused.into_inner());
     let bits = if fp8 { " over eight bits" } else { "" };
     println!("attention, every kernel{bits}, {dtype:?}: {count} cases, {refused} refused");
 }
