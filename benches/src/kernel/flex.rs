@@ -10,6 +10,7 @@ pub fn dtype(dtype: Dtype) -> DType {
         Dtype::F32 => DType::F32,
         Dtype::F16 => DType::F16,
         Dtype::Bf16 => DType::BF16,
+        Dtype::E4m3 => DType::U8,
     }
 }
 

@@ -288,25 +288,35 @@ fn padded(batch: &HostBatch, (mut out, mut lse): Attended) -> Attended {
 fn with_fixed_parts_a_row_does_not_depend_on_the_batch() {
     let launcher = launcher();
     let heads = heads(4, 2, 64);
+    let options = AttentionOptions {
+        fixed_split: Some(32),
+        ..AttentionOptions::causal(64)
+    };
+    let attend = |batch: &HostBatch| {
+        if batch.scales.is_none() {
+            return try_packed(&launcher, None, batch, Layout::Dense, &options).unwrap();
+        }
+        let blocks = Blocks::shuffled(&batch.kv_lens(), 16, false);
+        let layout = Layout::Dense;
+        try_paged(&launcher, None, batch, layout, &blocks, f64::NAN, &options).unwrap()
+    };
     let mut count = 0;
-    for dtype in Dtype::ALL {
+    for (dtype, fp8) in Dtype::ALL.into_iter().flat_map(|d| [(d, false), (d, true)]) {
         if !crate::place::runs(&launcher, dtype) {
             continue;
         }
-        let options = AttentionOptions {
-            fixed_split: Some(32),
-            ..AttentionOptions::causal(64)
-        };
         let lens = [(1, 45), (3, 50), (1, 9), (70, 70)];
-        let batch = HostBatch::random(dtype, heads, &lens, 4.0);
-        let together = try_packed(&launcher, None, &batch, Layout::Dense, &options).unwrap();
+        let mut batch = HostBatch::random(dtype, heads, &lens, 4.0);
+        if fp8 {
+            batch.quantise();
+        }
+        let together = attend(&batch);
         let mut first = 0;
         for (sequence, (q_len, _)) in batch.sequences.iter().zip(lens) {
-            let alone = HostBatch {
+            let alone = attend(&HostBatch {
                 sequences: vec![sequence.clone()],
                 ..batch.clone()
-            };
-            let alone = try_packed(&launcher, None, &alone, Layout::Dense, &options).unwrap();
+            });
             let rows = first..first + q_len * heads.num_heads();
             let values = rows.start * 64..rows.end * 64;
             assert_same(&format!("{dtype:?} out"), &alone.0, &together.0[values]);
