@@ -163,8 +163,8 @@ pub trait InferenceOps: Backend {
     ))]
     #[allow(clippy::too_many_arguments)] // As below.
     fn gather_kv_e4m3(
-        k_codes: &IntTensor<Self>,
-        v_codes: &IntTensor<Self>,
+        k_codes: IntTensor<Self>,
+        v_codes: IntTensor<Self>,
         k_scales: FloatTensor<Self>,
         v_scales: FloatTensor<Self>,
         block_table: IntTensor<Self>,
@@ -181,8 +181,8 @@ pub trait InferenceOps: Backend {
     #[allow(clippy::too_many_arguments)] // As below.
     fn paged_attention_e4m3(
         q: FloatTensor<Self>,
-        k_codes: &IntTensor<Self>,
-        v_codes: &IntTensor<Self>,
+        k_codes: IntTensor<Self>,
+        v_codes: IntTensor<Self>,
         k_scales: FloatTensor<Self>,
         v_scales: FloatTensor<Self>,
         block_table: IntTensor<Self>,
@@ -344,7 +344,7 @@ pub(crate) fn gather_kv(cache: &LayerKv, metadata: &AttentionMetadata) -> (Tenso
             let (k, v) = (k.clone().into_dispatch(), v.clone().into_dispatch());
             let of = scale_tensors(scales);
             let dtype = cache.dtype();
-            Dispatch::gather_kv_e4m3(&k, &v, of.0, of.1, table, cu_seqlens_k, num_keys, dtype)
+            Dispatch::gather_kv_e4m3(k, v, of.0, of.1, table, cu_seqlens_k, num_keys, dtype)
         }
     };
     (Tensor::from_dispatch(k), Tensor::from_dispatch(v))
@@ -392,8 +392,8 @@ pub(crate) fn paged_attention(
             let of = scale_tensors(scales);
             Dispatch::paged_attention_e4m3(
                 q,
-                &k,
-                &v,
+                k,
+                v,
                 of.0,
                 of.1,
                 table,

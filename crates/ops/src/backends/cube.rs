@@ -351,8 +351,8 @@ impl InferenceOps for CubeBackend {
     }
 
     fn gather_kv_e4m3(
-        k_codes: &IntTensor<Self>,
-        v_codes: &IntTensor<Self>,
+        k_codes: IntTensor<Self>,
+        v_codes: IntTensor<Self>,
         k_scales: FloatTensor<Self>,
         v_scales: FloatTensor<Self>,
         block_table: IntTensor<Self>,
@@ -362,8 +362,8 @@ impl InferenceOps for CubeBackend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let scales = Some(Scales::new(k_scales, v_scales));
         gather(
-            k_codes,
-            v_codes,
+            &k_codes,
+            &v_codes,
             scales,
             block_table,
             cu_seqlens_k,
@@ -374,8 +374,8 @@ impl InferenceOps for CubeBackend {
 
     fn paged_attention_e4m3(
         q: FloatTensor<Self>,
-        k_codes: &IntTensor<Self>,
-        v_codes: &IntTensor<Self>,
+        k_codes: IntTensor<Self>,
+        v_codes: IntTensor<Self>,
         k_scales: FloatTensor<Self>,
         v_scales: FloatTensor<Self>,
         block_table: IntTensor<Self>,
@@ -386,8 +386,8 @@ impl InferenceOps for CubeBackend {
         let scales = Some(Scales::new(k_scales, v_scales));
         attend_paged(
             q,
-            k_codes,
-            v_codes,
+            &k_codes,
+            &v_codes,
             scales,
             block_table,
             cu_seqlens_q,

@@ -129,8 +129,8 @@ impl InferenceOps for Flex {
     }
 
     fn gather_kv_e4m3(
-        k_codes: &IntTensor<Self>,
-        v_codes: &IntTensor<Self>,
+        k_codes: IntTensor<Self>,
+        v_codes: IntTensor<Self>,
         k_scales: FloatTensor<Self>,
         v_scales: FloatTensor<Self>,
         block_table: IntTensor<Self>,
@@ -142,11 +142,11 @@ impl InferenceOps for Flex {
         let cu_seqlens = view::indices(&cu_seqlens_k);
         let k = with_element!(
             dtype,
-            gather_codes(k_codes, &k_scales, &block_table, &cu_seqlens, num_keys)
+            gather_codes(&k_codes, &k_scales, &block_table, &cu_seqlens, num_keys)
         );
         let v = with_element!(
             dtype,
-            gather_codes(v_codes, &v_scales, &block_table, &cu_seqlens, num_keys)
+            gather_codes(&v_codes, &v_scales, &block_table, &cu_seqlens, num_keys)
         );
         (k, v)
     }
@@ -154,8 +154,8 @@ impl InferenceOps for Flex {
     /// Over what was gathered: a copy of the keys and values in the dtype of the queries.
     fn paged_attention_e4m3(
         q: FloatTensor<Self>,
-        k_codes: &IntTensor<Self>,
-        v_codes: &IntTensor<Self>,
+        k_codes: IntTensor<Self>,
+        v_codes: IntTensor<Self>,
         k_scales: FloatTensor<Self>,
         v_scales: FloatTensor<Self>,
         block_table: IntTensor<Self>,
