@@ -400,12 +400,19 @@ impl Calls {
                     promise.kernels = &[HOPPER_KERNEL, "merge_kernel"];
                     self.paged("prefill in parts", 512, heads, causal, promise);
                 }
-                for heads in [Heads::new(24, 6, 64), Heads::new(20, 5, 128)] {
-                    let mut promise = hopper_prefill(heads.head_dim);
-                    promise.kernels =
-                        &["hopper_prefill_start_kernel", HOPPER_KERNEL, "merge_kernel"];
-                    self.paged("prefill in more parts", 512, heads, causal, promise);
+                for heads in [Heads::new(9, 3, 64), Heads::new(8, 2, 128)] {
+                    for tile in HopperTile::all(heads.head_dim) {
+                        if !tile.draws() {
+                            continue;
+                        }
+                        self.choice = Some(AttentionChoice::Prefill(tile));
+                        let mut promise = hopper_prefill(heads.head_dim);
+                        promise.kernels =
+                            &["hopper_prefill_start_kernel", HOPPER_KERNEL, "merge_kernel"];
+                        self.paged("prefill in drawn parts", 512, heads, causal, promise);
+                    }
                 }
+                self.choice = None;
                 self.packed("packed window, softcap", llama, every, HOPPER_PREFILL);
                 self.paged("prefill window, softcap", 512, llama, every, HOPPER_PREFILL);
                 self.choice = Some(AttentionChoice::Kernel(AttentionKernel::HopperDecode));
