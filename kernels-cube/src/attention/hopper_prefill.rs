@@ -28,8 +28,7 @@ use cubecl::prelude::*;
 use super::keys::{BatchShape, KeySource, ScoreParams};
 use super::mask::{KeyRange, MaskBounds};
 use super::mma::{
-    MmaSpec, RowTile, exponent_base, exponent_factor, log_sum_exp, power, row_tile, row_total,
-    score,
+    MmaSpec, RowTile, exponent_base, exponent_factor, log_sum_exp, power, row_tile, score,
 };
 use super::plan::HopperTile;
 use crate::hopper::{HalfType, mbarrier, shared, tma, warpgroup, wgmma};
@@ -437,6 +436,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                 nth_work = deal.count;
                 if comptime!(spec.tile.stays) {
                     // The first tiles are the cubes' own.
+                    sync_plane();
                     nth_work = deal.cubes + plane_broadcast(next, 0u32) as usize;
                     mbarrier::wait(places.drawn_empty + 8 * slot, slot_parity);
                     if lane == 0 {
@@ -593,8 +593,8 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                     left -= 1;
                 } else {
                     if ends {
-                        let low_sum = row_total(rows.low_sum);
-                        let high_sum = row_total(rows.high_sum);
+                        let low_sum = warpgroup::row_total(rows.low_sum);
+                        let high_sum = warpgroup::row_total(rows.high_sum);
                         low_norm = norm(low_sum);
                         high_norm = norm(high_sum);
                         // Once more, because its numbers would take registers all the time.
@@ -970,8 +970,8 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                         }
                     }
 
-                    let low_sum = row_total(rows.low_sum);
-                    let high_sum = row_total(rows.high_sum);
+                    let low_sum = warpgroup::row_total(rows.low_sum);
+                    let high_sum = warpgroup::row_total(rows.high_sum);
                     write_output(
                         out,
                         row,
@@ -1557,8 +1557,8 @@ fn write_part(
         let a1 = u32::reinterpret(wgmma::get(spec.output(), comptime!(from + 1)));
         let b0 = u32::reinterpret(wgmma::get(spec.output(), next));
         let b1 = u32::reinterpret(wgmma::get(spec.output(), comptime!(next + 1)));
-        let traded0 = plane_shuffle_xor(select(odd, a0, b0), 1u32);
-        let traded1 = plane_shuffle_xor(select(odd, a1, b1), 1u32);
+        let traded0 = warpgroup::exchange_words(select(odd, a0, b0), 1u32);
+        let traded1 = warpgroup::exchange_words(select(odd, a1, b1), 1u32);
         let mut vector = Vector::<u32, Const<4>>::empty();
         vector.insert(0usize, select(odd, traded0, a0));
         vector.insert(1usize, select(odd, traded1, a1));
@@ -1577,14 +1577,14 @@ fn turned(words: &Array<u32>, lane: u32) -> Vector<u32, Const<4>> {
     let odd = lane & 1 == 1;
     let upper = lane & 2 == 2;
     // Each unit keeps one word of a pair and trades the other, first with its neighbour, then with the next but one.
-    let first = plane_shuffle_xor(select(odd, words[0usize], words[1usize]), 1u32);
-    let second = plane_shuffle_xor(select(odd, words[2usize], words[3usize]), 1u32);
+    let first = warpgroup::exchange_words(select(odd, words[0usize], words[1usize]), 1u32);
+    let second = warpgroup::exchange_words(select(odd, words[2usize], words[3usize]), 1u32);
     let w0 = select(odd, first, words[0usize]);
     let w1 = select(odd, words[1usize], first);
     let w2 = select(odd, second, words[2usize]);
     let w3 = select(odd, words[3usize], second);
-    let third = plane_shuffle_xor(select(upper, w0, w2), 2u32);
-    let fourth = plane_shuffle_xor(select(upper, w1, w3), 2u32);
+    let third = warpgroup::exchange_words(select(upper, w0, w2), 2u32);
+    let fourth = warpgroup::exchange_words(select(upper, w1, w3), 2u32);
     let mut vector = Vector::<u32, Const<4>>::empty();
     vector.insert(0usize, select(upper, third, w0));
     vector.insert(1usize, select(upper, fourth, w1));

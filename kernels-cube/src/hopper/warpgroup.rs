@@ -37,6 +37,23 @@ pub(crate) fn row_max(value: f32) -> f32 {
     value.max(exchange(value, 2u32))
 }
 
+/// The sum over the four neighbouring units that hold columns of one row of sums.
+#[cube]
+pub(crate) fn row_total(value: f32) -> f32 {
+    let value = value + exchange(value, 1u32);
+    value + exchange(value, 2u32)
+}
+
+/// The word of the unit whose number in the warp differs by `bit`. For all units of the warp.
+#[cube]
+pub(crate) fn exchange_words(value: u32, #[comptime] bit: u32) -> u32 {
+    // As a value, not as the address of a variable. And not pure, or it might be done only where the result is used.
+    let value = value + 0;
+    let other: u32;
+    gpu_asm!("shfl.sync.bfly.b32 {}, {}, {bit}, 0x1f, -1;", out(_) other, in(_) value, options(nomem));
+    other + 0
+}
+
 /// The value of the unit whose number in the warp differs by `bit`.
 #[cube]
 fn exchange(value: f32, #[comptime] bit: u32) -> f32 {

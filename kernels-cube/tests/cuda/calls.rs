@@ -410,12 +410,19 @@ impl Calls {
                     promise.kernels = &[HOPPER_KERNEL, "merge_kernel"];
                     self.paged("prefill in parts", 512, heads, causal, promise);
                 }
-                for heads in [Heads::new(24, 6, 64), Heads::new(20, 5, 128)] {
-                    let mut promise = hopper_prefill(heads.head_dim);
-                    promise.kernels =
-                        &["hopper_prefill_start_kernel", HOPPER_KERNEL, "merge_kernel"];
-                    self.paged("prefill in more parts", 512, heads, causal, promise);
+                for heads in [Heads::new(9, 3, 64), Heads::new(8, 2, 128)] {
+                    for tile in HopperTile::all(heads.head_dim) {
+                        if !tile.draws() {
+                            continue;
+                        }
+                        self.choice = Some(AttentionChoice::Prefill(tile));
+                        let mut promise = hopper_prefill(heads.head_dim);
+                        promise.kernels =
+                            &["hopper_prefill_start_kernel", HOPPER_KERNEL, "merge_kernel"];
+                        self.paged("prefill in drawn parts", 512, heads, causal, promise);
+                    }
                 }
+                self.choice = None;
                 self.packed("packed window, softcap", llama, every, HOPPER_PREFILL);
                 self.paged("prefill window, softcap", 512, llama, every, HOPPER_PREFILL);
                 self.choice = Some(AttentionChoice::Kernel(AttentionKernel::HopperDecode));
@@ -656,7 +663,7 @@ const HOPPER_KERNEL: &str = "hopper_prefill_kernel";
 /// The same for heads of `head_dim` elements.
 fn hopper_prefill(head_dim: usize) -> Promise {
     match head_dim {
-        ..=64 => HOPPER_PREFILL.with_local_memory(48, 176, "numbers of the tile of rows"),
+        ..=64 => HOPPER_PREFILL.with_local_memory(48, 192, "numbers of the tile of rows"),
         _ => HOPPER_PREFILL,
     }
 }
