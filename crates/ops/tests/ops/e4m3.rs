@@ -145,7 +145,7 @@ fn rotary_and_store_equals_the_two_apart() {
             let q = random.tensor([5, 6, 32], 2.0, dtype, &device);
             let k = random.tensor([5, 3, 32], 2.0, dtype, &device);
             let v = random.tensor([5, 3, 32], 2.0, dtype, &device);
-            let frequencies: Vec<f32> = (0..16).map(|at| 0.6f32.powi(at)).collect();
+            let frequencies: Vec<f64> = (0..16).map(|at| 0.6f64.powi(at)).collect();
             let table = RotaryTable::new(&frequencies, 1.1, 40, &device);
             let positions = Tensor::from_data([7, 0, 39, 3, 4], (&device, DType::I32));
             let slots = SlotMapping::new(vec![3, -1, 9, 0, 71], &device).unwrap();
