@@ -21,6 +21,12 @@ impl CacheGeometry {
         self.num_blocks * self.block_size
     }
 
+    /// Elements of the K and of the V tensor of a layer. As one axis it has no gaps: some devices allocate rows of odd lengths
+    /// further apart than they are long.
+    pub(crate) fn num_elements(&self) -> usize {
+        self.num_slots() * self.num_kv_heads * self.head_dim
+    }
+
     /// Shape of the K and of the V tensor of a layer.
     pub fn shape(&self) -> [usize; 4] {
         [
@@ -156,7 +162,7 @@ pub struct LayerKv {
 }
 
 impl LayerKv {
-    /// Takes over a user's own K and V tensors.
+    /// Takes over a user's own K and V tensors; they are copied if their rows have gaps between them.
     ///
     /// # Panics
     /// If the shapes, dtypes or devices of the two differ.
@@ -172,8 +178,14 @@ impl LayerKv {
             v.device(),
             "K and V of a layer must be on one device"
         );
+        let geometry = geometry(k.dims());
+        let (len, shape) = (geometry.num_elements(), geometry.shape());
+        let (k, v) = (
+            k.reshape([len]).reshape(shape),
+            v.reshape([len]).reshape(shape),
+        );
         Self {
-            geometry: geometry(k.dims()),
+            geometry,
             dtype: CacheDType::Float(k.dtype()),
             device: k.device(),
             kv: Some(KvTensors::Float(k, v)),
@@ -200,6 +212,11 @@ impl LayerKv {
             scales.k.dims(),
             [geometry.num_kv_heads],
             "K and V must have a scale for each head"
+        );
+        let (len, shape) = (geometry.num_elements(), geometry.shape());
+        let (k, v) = (
+            k.reshape([len]).reshape(shape),
+            v.reshape([len]).reshape(shape),
         );
         Self {
             geometry,
@@ -359,13 +376,16 @@ impl PagedKvCache {
                 });
             }
         }
+        let num_elements = geometry.num_elements();
         let layer = || match dtype {
             CacheDType::Float(dtype) => {
-                let zeros = || Tensor::zeros(geometry.shape(), (device, dtype));
+                let zeros = || Tensor::<1>::zeros([num_elements], (device, dtype));
+                let zeros = || zeros().reshape(geometry.shape());
                 LayerKv::new(zeros(), zeros())
             }
             CacheDType::E4m3(dtype) => {
-                let zeros = || Tensor::zeros(geometry.shape(), (device, DType::U8));
+                let zeros = || Tensor::<1, Int>::zeros([num_elements], (device, DType::U8));
+                let zeros = || zeros().reshape(geometry.shape());
                 let scales = CacheScales::ones(geometry.num_kv_heads, device);
                 LayerKv::e4m3(zeros(), zeros(), scales, dtype)
             }

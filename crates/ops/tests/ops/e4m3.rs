@@ -10,6 +10,7 @@ use burn_paged::{
 use crate::{
     compare::assert_close,
     devices::{Random, devices, dtypes, host, tensor},
+    oracle::{self, Inputs},
 };
 
 const GEOMETRY: CacheGeometry = CacheGeometry {
@@ -123,15 +124,21 @@ fn attention_is_that_over_the_numbers_of_the_codes() {
                 store_kv(&mut cache, k, v, metadata.slot_mapping());
                 let options = AttentionOptions::default();
                 let found = paged_attention_with_lse(q.clone(), &cache, &metadata, options);
-                let exact = |dtype: DType| {
-                    let (k, v) = reference::gather_kv(&cache, &metadata);
-                    let (cu_q, cu_k) = (metadata.cu_seqlens_q(), metadata.cu_seqlens_k());
-                    let (q, k, v) = (q.clone().cast(dtype), k.cast(dtype), v.cast(dtype));
-                    host(&reference::varlen_attention(q, k, v, cu_q, cu_k, options).out)
+                let (k, v) = gather_kv(&cache, &metadata);
+                let inputs = Inputs {
+                    q: &host(&q),
+                    k: &host(&k),
+                    v: &host(&v),
+                    query_lens: &new,
+                    kv_lens: &std::array::from_fn::<_, 3, _>(|at| computed[at] + new[at]),
+                    num_heads: 6,
+                    num_kv_heads,
+                    head_dim,
                 };
-                let (plain, exact) = (exact(dtype), exact(DType::F32));
+                let (out, lse) = oracle::attention(&inputs, &options);
                 let what = format!("{name}, {new:?} of {computed:?}");
-                assert_close(&what, &host(&found.out), &exact, Some(&plain), dtype);
+                assert_close(&what, &host(&found.out), &out, None, dtype);
+                assert_close(&what, &host(&found.lse), &lse, None, dtype);
             }
         }
     }
