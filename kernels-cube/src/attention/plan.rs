@@ -100,13 +100,8 @@ pub struct HopperTile {
     pub(super) stages: usize,
     /// Warpgroups that multiply, 64 rows each.
     pub(super) warpgroups: usize,
-    /// Tiles of queries in shared memory: with two, those of the next tile come while cubes that stay are at the last.
-    pub(super) queries: usize,
     /// Whether a cube takes one tile of rows after the other.
     pub(super) stays: bool,
-    /// Whether the first scores of a tile are formed while the last values of the one before are added; with two tiles of
-    /// queries.
-    pub(super) ahead: bool,
 }
 
 impl HopperTile {
@@ -137,31 +132,24 @@ impl HopperTile {
             columns: head_dim.div_ceil(64),
             stages: 2,
             warpgroups: 2,
-            queries: 1,
             stays: true,
-            ahead: false,
         };
         let leaves = |tile: Self| Self {
             stays: false,
             ..tile
         };
-        let twice = |tile: Self| Self { queries: 2, ..tile };
-        let ahead = |tile: Self| Self {
-            ahead: true,
-            ..twice(tile)
-        };
         match head_dim {
             ..=64 => {
-                let tile = Self { stages: 4, ..tile };
-                let tall = Self {
+                let tile = Self {
+                    stages: 4,
                     warpgroups: 3,
                     ..tile
                 };
-                vec![tall, leaves(tall), twice(tall), ahead(tall), ahead(tile)]
+                vec![tile, leaves(tile)]
             }
             65..=128 => {
                 let deep = Self { stages: 3, ..tile };
-                vec![tile, leaves(deep), deep, twice(tile), ahead(tile)]
+                vec![tile, leaves(deep), deep]
             }
             // Wider outputs leave no registers for the scores of more keys.
             _ => {
@@ -188,7 +176,7 @@ impl HopperTile {
 
     /// Bytes of shared memory without barriers: queries and a ring of stages, rows of 64 elements of 16 bits.
     pub(super) fn data_bytes(self) -> usize {
-        (self.rows() * self.queries + 2 * self.keys * self.stages) * self.columns * 128
+        (self.rows() + 2 * self.keys * self.stages) * self.columns * 128
     }
 
     /// Whether a copy can take the keys of a tile out of blocks of `block_size`: whole blocks, or a part of one, that begin
@@ -738,7 +726,7 @@ mod tests {
     fn tiles_for_hopper_fit_into_shared_memory() {
         for head_dim in [8, 64, 72, 128, 136, 256] {
             for tile in HopperTile::all(head_dim) {
-                let barriers = 8 * (4 * tile.stages + 2 * tile.queries + 4) + 4 * tile.stages + 8;
+                let barriers = 8 * (4 * tile.stages + 6) + 4 * tile.stages + 8;
                 assert!(tile.data_bytes() + barriers <= gpu().max_shared_memory_bytes);
                 assert!(tile.columns * 64 >= head_dim && tile.stages >= 2);
             }
