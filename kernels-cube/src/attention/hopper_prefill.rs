@@ -398,13 +398,6 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
             let mut slots = ring_from(1u32);
             let mut nth_work = CUBE_POS;
             while nth_work < deal.count {
-                // Now, because the answer takes as long as a tile of keys.
-                let mut next = 0u32.runtime();
-                if comptime!(spec.tile.stays) {
-                    if lane == 0 {
-                        next = drawn[0usize].fetch_add(1u32);
-                    }
-                }
                 let work = work_of(
                     nth_work,
                     &deal,
@@ -415,7 +408,19 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                     spec,
                 );
                 let kv_head = (work.head_tile * batch.group_size / group_size) as u32;
+                // The next tile of rows is drawn two tiles of keys before the end, because the answer takes as long as one. Not
+                // earlier: what a cube holds while it is busy, another that is done cannot take.
+                let mut next = 0u32.runtime();
+                let mut draws_at = work.num_tiles - 2;
+                if draws_at < 0 {
+                    draws_at = 0i32.runtime();
+                }
                 for nth in 0..work.num_tiles {
+                    if comptime!(spec.tile.stays) {
+                        if nth == draws_at && lane == 0 {
+                            next = drawn[0usize].fetch_add(1u32);
+                        }
+                    }
                     let base = (work.last_tile - nth) * comptime!(spec.tile.keys as i32);
                     let piece = piece_at(
                         &table,
@@ -457,6 +462,9 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                 }
                 nth_work = deal.count;
                 if comptime!(spec.tile.stays) {
+                    if work.num_tiles == 0 && lane == 0 {
+                        next = drawn[0usize].fetch_add(1u32);
+                    }
                     // The first tiles are the cubes' own.
                     sync_plane();
                     nth_work = deal.cubes + plane_broadcast(next, 0u32) as usize;
