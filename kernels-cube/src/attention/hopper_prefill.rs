@@ -42,7 +42,7 @@ const GROUP_BYTES: u32 = wgmma::ROWS * shared::SWIZZLE_BYTES;
 const TURN_UNITS: u32 = 2 * warpgroup::UNITS;
 
 /// Numbers of tiles that a cube has drawn and not yet begun.
-const DRAWN: usize = 2;
+const DRAWN: u32 = 2;
 
 /// By how much a largest score may grow, in powers of two, before earlier sums are scaled down to it: weights of 16 bits hold
 /// so much more than 1.
@@ -146,7 +146,7 @@ impl HopperSpec {
 
     /// Barriers of a cube.
     fn barriers(self) -> usize {
-        4 * self.tile.stages + 2 * self.tile.queries + 2 * DRAWN
+        4 * self.tile.stages + 2 + 2 * DRAWN as usize
     }
 
     /// Bytes of the queries of a tile.
@@ -173,6 +173,46 @@ struct Places {
     values_empty: u32,
     drawn_full: u32,
     drawn_empty: u32,
+}
+
+#[cube]
+impl Places {
+    /// The keys of a stage.
+    fn keys_at(&self, stage: u32, #[comptime] spec: HopperSpec) -> u32 {
+        self.keys + stage * comptime!(2 * spec.key_bytes())
+    }
+
+    /// The values of a stage.
+    fn values_at(&self, stage: u32, #[comptime] spec: HopperSpec) -> u32 {
+        self.keys_at(stage, spec) + comptime!(spec.key_bytes())
+    }
+}
+
+/// Where a warp is in a ring: the stage that comes next, and the parity of the phase whose end it waits for there.
+#[derive(CubeType, Clone, Copy)]
+struct Ring {
+    stage: u32,
+    parity: u32,
+}
+
+/// The beginning of a ring: those who fill it wait for parity 1, those who empty it for 0.
+#[cube]
+fn ring_from(#[comptime] parity: u32) -> Ring {
+    Ring {
+        stage: 0u32.runtime(),
+        parity: parity.runtime(),
+    }
+}
+
+#[cube]
+impl Ring {
+    fn advance(&mut self, #[comptime] stages: u32) {
+        self.stage += 1;
+        if self.stage == stages {
+            self.stage = 0u32.runtime();
+            self.parity ^= 1;
+        }
+    }
 }
 
 /// How tiles of rows are dealt to cubes.
@@ -301,7 +341,6 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
         terminate!();
     }
     let stages = comptime!(spec.tile.stages as u32);
-    let buffers = comptime!(spec.tile.queries as u32);
     let memory = Shared::<[u32]>::new_aligned_slice(
         comptime!(spec.tile.data_bytes() / 4),
         comptime!(shared::SWIZZLE_ALIGN as usize),
@@ -309,31 +348,25 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
     let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(spec.barriers()), 8usize);
     // For each stage, a bit for each block of its tile that is none of the cache's.
     let mut missed = Shared::<[u32]>::new_slice(comptime!(spec.tile.stages));
-    let mut tickets = Shared::<[u32]>::new_slice(DRAWN);
+    let mut tickets = Shared::<[u32]>::new_slice(comptime!(DRAWN as usize));
     let queries = shared::address(&memory);
     let queries_full = shared::address(&barriers);
     let places = Places {
         queries,
-        keys: queries + comptime!(buffers * spec.all_query_bytes()),
+        keys: queries + comptime!(spec.all_query_bytes()),
         queries_full,
-        queries_empty: queries_full + comptime!(8 * buffers),
-        keys_full: queries_full + comptime!(16 * buffers),
-        keys_empty: queries_full + comptime!(16 * buffers + 8 * stages),
-        values_full: queries_full + comptime!(16 * buffers + 16 * stages),
-        values_empty: queries_full + comptime!(16 * buffers + 24 * stages),
-        drawn_full: queries_full + comptime!(16 * buffers + 32 * stages),
-        drawn_empty: queries_full + comptime!(16 * buffers + 32 * stages + 8 * DRAWN as u32),
+        queries_empty: queries_full + 8,
+        keys_full: queries_full + 16,
+        keys_empty: queries_full + comptime!(16 + 8 * stages),
+        values_full: queries_full + comptime!(16 + 16 * stages),
+        values_empty: queries_full + comptime!(16 + 24 * stages),
+        drawn_full: queries_full + comptime!(16 + 32 * stages),
+        drawn_empty: queries_full + comptime!(16 + 32 * stages + 8 * DRAWN),
     };
     let unit = UNIT_POS;
     if unit == 0 {
-        #[unroll]
-        for buffer in 0..buffers {
-            mbarrier::init(places.queries_full + comptime!(8 * buffer), 1u32);
-            mbarrier::init(
-                places.queries_empty + comptime!(8 * buffer),
-                spec.consumers(),
-            );
-        }
+        mbarrier::init(places.queries_full, 1u32);
+        mbarrier::init(places.queries_empty, spec.consumers());
         #[unroll]
         for stage in 0..stages {
             mbarrier::init(places.keys_full + comptime!(8 * stage), 1u32);
@@ -342,7 +375,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
             mbarrier::init(places.values_empty + comptime!(8 * stage), spec.consumers());
         }
         #[unroll]
-        for slot in 0..comptime!(DRAWN as u32) {
+        for slot in 0..DRAWN {
             mbarrier::init(places.drawn_full + comptime!(8 * slot), 1u32);
             // Every warp that multiplies, and the one that asks for values.
             mbarrier::init(
@@ -360,21 +393,11 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
         if unit < 32 {
             let q_map = tma::map_address(q);
             let k_map = tma::map_address(k);
-            let mut stage = 0u32.runtime();
-            let mut parity = 1u32.runtime();
-            let mut buffer = 0u32.runtime();
+            let mut ring = ring_from(1u32);
             let mut query_parity = 1u32.runtime();
+            let mut slots = ring_from(1u32);
             let mut nth_work = CUBE_POS;
-            let mut slot = 0u32.runtime();
-            let mut slot_parity = 1u32.runtime();
             while nth_work < deal.count {
-                // Now, because the answer takes as long as a tile of keys.
-                let mut next = 0u32.runtime();
-                if comptime!(spec.tile.stays) {
-                    if lane == 0 {
-                        next = drawn[0usize].fetch_add(1u32);
-                    }
-                }
                 let work = work_of(
                     nth_work,
                     &deal,
@@ -385,7 +408,19 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                     spec,
                 );
                 let kv_head = (work.head_tile * batch.group_size / group_size) as u32;
+                // The next tile of rows is drawn two tiles of keys before the end, because the answer takes as long as one. Not
+                // earlier: what a cube holds while it is busy, another that is done cannot take.
+                let mut next = 0u32.runtime();
+                let mut draws_at = work.num_tiles - 2;
+                if draws_at < 0 {
+                    draws_at = 0i32.runtime();
+                }
                 for nth in 0..work.num_tiles {
+                    if comptime!(spec.tile.stays) {
+                        if nth == draws_at && lane == 0 {
+                            next = drawn[0usize].fetch_add(1u32);
+                        }
+                    }
                     let base = (work.last_tile - nth) * comptime!(spec.tile.keys as i32);
                     let piece = piece_at(
                         &table,
@@ -397,64 +432,56 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                         block_log2,
                         spec,
                     );
-                    mbarrier::wait(places.keys_empty + 8 * stage, parity);
+                    mbarrier::wait(places.keys_empty + 8 * ring.stage, ring.parity);
                     if comptime!(spec.is_paged()) {
                         sync_plane();
                         let lost = plane_ballot(piece.lost).extract(0usize);
                         if lane == 0 {
-                            missed[stage as usize] = lost;
+                            missed[ring.stage as usize] = lost;
                         }
                     }
                     load_piece(
-                        places.keys + stage * comptime!(2 * spec.key_bytes()),
+                        places.keys_at(ring.stage, spec),
                         k_map,
                         kv_head,
                         &piece,
-                        places.keys_full + 8 * stage,
+                        places.keys_full + 8 * ring.stage,
                         lane,
                         spec,
                     );
                     if nth == 0 {
                         // After the first keys: these need not wait until the last queries are done with.
-                        mbarrier::wait(places.queries_empty + 8 * buffer, query_parity);
+                        mbarrier::wait(places.queries_empty, query_parity);
                         if lane == 0 {
-                            load_queries(&places, q_map, &work, &batch, buffer, spec);
+                            load_queries(&places, q_map, &work, &batch, spec);
                         }
                         sync_plane();
-                        buffer += 1;
-                        if buffer == buffers {
-                            buffer = 0u32.runtime();
-                            query_parity ^= 1;
-                        }
+                        query_parity ^= 1;
                     }
-                    stage += 1;
-                    if stage == stages {
-                        stage = 0u32.runtime();
-                        parity ^= 1;
-                    }
+                    ring.advance(stages);
                 }
                 nth_work = deal.count;
                 if comptime!(spec.tile.stays) {
+                    if work.num_tiles == 0 && lane == 0 {
+                        next = drawn[0usize].fetch_add(1u32);
+                    }
                     // The first tiles are the cubes' own.
                     sync_plane();
                     nth_work = deal.cubes + plane_broadcast(next, 0u32) as usize;
-                    mbarrier::wait(places.drawn_empty + 8 * slot, slot_parity);
+                    mbarrier::wait(places.drawn_empty + 8 * slots.stage, slots.parity);
                     if lane == 0 {
-                        tickets[slot as usize] = nth_work as u32;
-                        mbarrier::arrive(places.drawn_full + 8 * slot);
+                        tickets[slots.stage as usize] = nth_work as u32;
+                        mbarrier::arrive(places.drawn_full + 8 * slots.stage);
                     }
                     sync_plane();
-                    slot ^= 1;
-                    slot_parity ^= u32::cast_from(slot == 0);
+                    slots.advance(DRAWN);
                 }
             }
         } else if unit < 64 {
             let v_map = tma::map_address(v);
-            let mut stage = 0u32.runtime();
-            let mut parity = 1u32.runtime();
+            let mut ring = ring_from(1u32);
+            let mut slots = ring_from(0u32);
             let mut nth_work = CUBE_POS;
-            let mut slot = 0u32.runtime();
-            let mut slot_parity = 0u32.runtime();
             while nth_work < deal.count {
                 let work = work_of(
                     nth_work,
@@ -478,29 +505,21 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                         block_log2,
                         spec,
                     );
-                    mbarrier::wait(places.values_empty + 8 * stage, parity);
+                    mbarrier::wait(places.values_empty + 8 * ring.stage, ring.parity);
                     load_piece(
-                        places.keys
-                            + stage * comptime!(2 * spec.key_bytes())
-                            + comptime!(spec.key_bytes()),
+                        places.values_at(ring.stage, spec),
                         v_map,
                         kv_head,
                         &piece,
-                        places.values_full + 8 * stage,
+                        places.values_full + 8 * ring.stage,
                         lane,
                         spec,
                     );
-                    stage += 1;
-                    if stage == stages {
-                        stage = 0u32.runtime();
-                        parity ^= 1;
-                    }
+                    ring.advance(stages);
                 }
                 nth_work = deal.count;
                 if comptime!(spec.tile.stays) {
-                    nth_work = take_ticket(&tickets, &places, slot, slot_parity, lane);
-                    slot ^= 1;
-                    slot_parity ^= u32::cast_from(slot == 0);
+                    nth_work = take_ticket(&tickets, &places, &mut slots, lane);
                 }
             }
         }
@@ -513,7 +532,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
         // The first row of the warp, and the upper one of the two rows of this unit.
         let warp_row = (group * wgmma::ROWS + in_group / 32 * 16) as i32;
         let row = warp_row + (lane / 4) as i32;
-        let group_queries = places.queries + group * GROUP_BYTES;
+        let own_queries = places.queries + group * GROUP_BYTES;
         // The first of the columns of this unit.
         let column = (lane % 4 * 2) as i32;
         let factor = exponent_factor(&params, spec.mma);
@@ -529,518 +548,178 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
             warpgroup::arrive(next_turn + 0, TURN_UNITS);
         }
         let mut query_parity = 0u32.runtime();
-        let mut stage = 0u32.runtime();
-        let mut parity = 0u32.runtime();
-        let mut value_stage = 0u32.runtime();
-        let mut value_parity = 0u32.runtime();
+        let mut ring = ring_from(0u32);
+        let mut value_ring = ring_from(0u32);
+        let mut slots = ring_from(0u32);
         let mut scores = Array::<f32>::new(comptime!(spec.scores().registers()));
 
         let mut nth_work = CUBE_POS;
-        let mut slot = 0u32.runtime();
-        let mut slot_parity = 0u32.runtime();
-        if comptime!(spec.tile.ahead) {
-            let first_row = (group * wgmma::ROWS) as i32;
-            // Of the tile of rows that is attended: the tile of keys whose weights are there, and how many are left after it.
-            let mut base = 0i32.runtime();
-            let mut left = 0i32.runtime();
-            let mut part_first = 0i32.runtime();
-            let mut part_end = 0i32.runtime();
-            let mut common_first = 0i32.runtime();
-            let mut common_end = 0i32.runtime();
-            let mut low_range = KeyRange {
-                first: 0i32.runtime(),
-                len: 0i32.runtime(),
-            };
-            let mut high_range = KeyRange {
-                first: 0i32.runtime(),
-                len: 0i32.runtime(),
-            };
-            let mut rows = RowPair {
-                low_max: f32::min_value(),
-                high_max: f32::min_value(),
-                low_sum: 0.0f32.runtime(),
-                high_sum: 0.0f32.runtime(),
-            };
-            // Where the rows of the tile go that has just ended.
-            let mut low_has = false.runtime();
-            let mut high_has = false.runtime();
-            let mut low_to = 0usize.runtime();
-            let mut high_to = 0usize.runtime();
-            let mut buffer = comptime!(buffers - 1).runtime();
-            // Whether there are weights whose values are to be added.
-            let mut weighs = false.runtime();
-            let mut works = true.runtime();
-            while works {
-                let ends = weighs && left == 0;
-                let mut scores_next = weighs && left > 0;
-                let mut starts = false.runtime();
-                let mut low_norm = 1.0f32.runtime();
-                let mut high_norm = 1.0f32.runtime();
-                let tile_values = places.keys
-                    + value_stage * comptime!(2 * spec.key_bytes())
-                    + comptime!(spec.key_bytes());
-                let values_full = places.values_full + 8 * value_stage;
-                if weighs && (base < part_first || base + keys > part_end) {
-                    mbarrier::wait(values_full, value_parity);
-                    let part = KeyRange {
-                        first: part_first,
-                        len: part_end - part_first,
-                    };
-                    clear_unseen(tile_values, base, &part, group, in_group, spec);
-                }
-                if scores_next {
-                    base -= keys;
-                    left -= 1;
-                } else {
-                    if ends {
-                        let low_sum = warpgroup::row_total(rows.low_sum);
-                        let high_sum = warpgroup::row_total(rows.high_sum);
-                        low_norm = norm(low_sum);
-                        high_norm = norm(high_sum);
-                        // Once more, because its numbers would take registers all the time.
-                        let work = work_of(
-                            nth_work,
-                            &deal,
-                            cu_seqlens_q,
-                            kv_lens,
-                            &batch,
-                            &bounds,
-                            spec,
-                        );
-                        low_has = work.tile.has(row);
-                        high_has = work.tile.has(row + 8);
-                        if low_has {
-                            let token = work.out_token(row, &batch);
-                            let head = work.tile.head(row, work.head_tile, &batch);
-                            low_to = out_layout.offset(token, head);
-                            if lane.is_multiple_of(4) {
-                                let to = token * batch.num_heads + head;
-                                lse[to] = log_sum_exp(rows.low_max, low_sum, &params, spec.mma);
-                            }
-                        }
-                        if high_has {
-                            let token = work.out_token(row + 8, &batch);
-                            let head = work.tile.head(row + 8, work.head_tile, &batch);
-                            high_to = out_layout.offset(token, head);
-                            if lane.is_multiple_of(4) {
-                                let to = token * batch.num_heads + head;
-                                lse[to] = log_sum_exp(rows.high_max, high_sum, &params, spec.mma);
-                            }
-                        }
-                        nth_work = take_ticket(&tickets, &places, slot, slot_parity, lane);
-                        slot ^= 1;
-                        slot_parity ^= u32::cast_from(slot == 0);
-                    }
-                    // The next tile that this warpgroup has rows in; while weights wait for their values, only if it is
-                    // the very next one.
-                    let mut looks = true.runtime();
-                    while looks {
-                        looks = false.runtime();
-                        if nth_work < deal.count {
-                            let work = work_of(
-                                nth_work,
-                                &deal,
-                                cu_seqlens_q,
-                                kv_lens,
-                                &batch,
-                                &bounds,
-                                spec,
-                            );
-                            let has_rows = work.is_some && work.tile.has(first_row);
-                            starts = has_rows && work.num_tiles > 0;
-                            if starts {
-                                base = work.last_tile * keys;
-                                left = work.num_tiles - 1;
-                                part_first = work.part.first;
-                                part_end = work.part.first + work.part.len;
-                                let common = common_keys(&work.tile, warp_row, &batch, &bounds);
-                                common_first = common.first;
-                                common_end = common.first + common.len;
-                                let low = work.tile.visible(row, &batch, &bounds);
-                                low_range.first = low.first;
-                                low_range.len = low.len;
-                                let high = work.tile.visible(row + 8, &batch, &bounds);
-                                high_range.first = high.first;
-                                high_range.len = high.len;
-                                rows.low_max = f32::min_value();
-                                rows.high_max = f32::min_value();
-                                rows.low_sum = 0.0f32.runtime();
-                                rows.high_sum = 0.0f32.runtime();
-                            } else if !weighs {
-                                if has_rows {
-                                    // Rows without keys.
-                                    wgmma::clear(spec.output());
-                                    write_nothing(
-                                        out,
-                                        lse,
-                                        row,
-                                        lane,
-                                        &work,
-                                        &batch,
-                                        &out_layout,
-                                        spec,
-                                    );
-                                } else if work.num_tiles > 0 {
-                                    // No row of this warpgroup is one of the sequence's: it only takes its turns and
-                                    // gives back what it does not need, each after it has come, so that arrivals count
-                                    // for the right phase.
-                                    buffer ^= 1;
-                                    mbarrier::wait(places.queries_full + 8 * buffer, query_parity);
-                                    query_parity ^= buffer;
-                                    if leads {
-                                        mbarrier::arrive(places.queries_empty + 8 * buffer);
-                                    }
-                                    for _nth in 0..work.num_tiles {
-                                        mbarrier::wait(places.keys_full + 8 * stage, parity);
-                                        warpgroup::sync(own_turn, TURN_UNITS);
-                                        warpgroup::arrive(next_turn + 0, TURN_UNITS);
-                                        if leads {
-                                            mbarrier::arrive(places.keys_empty + 8 * stage);
-                                        }
-                                        mbarrier::wait(
-                                            places.values_full + 8 * value_stage,
-                                            value_parity,
-                                        );
-                                        if leads {
-                                            mbarrier::arrive(places.values_empty + 8 * value_stage);
-                                        }
-                                        stage += 1;
-                                        if stage == stages {
-                                            stage = 0u32.runtime();
-                                            parity ^= 1;
-                                        }
-                                        value_stage += 1;
-                                        if value_stage == stages {
-                                            value_stage = 0u32.runtime();
-                                            value_parity ^= 1;
-                                        }
-                                    }
-                                }
-                                nth_work = take_ticket(&tickets, &places, slot, slot_parity, lane);
-                                slot ^= 1;
-                                slot_parity ^= u32::cast_from(slot == 0);
-                                looks = true.runtime();
-                            }
-                        }
-                    }
-                    if starts {
-                        scores_next = true.runtime();
-                        buffer ^= 1;
-                        mbarrier::wait(places.queries_full + 8 * buffer, query_parity);
-                        query_parity ^= buffer;
-                    }
-                }
-
-                // Both products every time, so that no branch lies between them and what waits for them: without a tile to
-                // come or one to add, they run on what lies there, and nobody reads the result.
-                let uniform_stage = warpgroup::first_units(stage);
-                let uniform_value_stage = warpgroup::first_units(value_stage);
-                let uniform_buffer = warpgroup::first_units(buffer);
-                let tile_values = places.keys
-                    + uniform_value_stage * comptime!(2 * spec.key_bytes())
-                    + comptime!(spec.key_bytes());
-                let values_full = places.values_full + 8 * value_stage;
-                let tile_keys = places.keys + uniform_stage * comptime!(2 * spec.key_bytes());
-                let own_queries =
-                    group_queries + uniform_buffer * comptime!(spec.all_query_bytes());
-                let mut lost = 0u32.runtime();
-                if scores_next {
-                    mbarrier::wait(places.keys_full + 8 * stage, parity);
-                    lost = lost_blocks(&missed, stage, spec);
-                    warpgroup::sync(own_turn, TURN_UNITS);
-                }
-                wgmma::fence();
-                multiply_keys(own_queries, tile_keys, spec);
-                wgmma::commit();
-                if weighs {
-                    mbarrier::wait(values_full, value_parity);
-                }
-                wgmma::fence();
-                multiply_values(tile_values, spec);
-                wgmma::commit();
-                if scores_next {
-                    warpgroup::arrive(next_turn + 0, TURN_UNITS);
-                }
-                wgmma::wait(1u32);
-                if scores_next {
+        while nth_work < deal.count {
+            let work = work_of(
+                nth_work,
+                &deal,
+                cu_seqlens_q,
+                kv_lens,
+                &batch,
+                &bounds,
+                spec,
+            );
+            if work.is_some && work.tile.has((group * wgmma::ROWS) as i32) {
+                let part = KeyRange {
+                    first: work.part.first,
+                    len: work.part.len,
+                };
+                let num_tiles = work.num_tiles;
+                let seen = Seen {
+                    low: work.tile.visible(row, &batch, &bounds),
+                    high: work.tile.visible(row + 8, &batch, &bounds),
+                    common: common_keys(&work.tile, warp_row, &batch, &bounds),
+                };
+                let end = part.first + part.len;
+                let mut rows = RowPair {
+                    low_max: f32::min_value(),
+                    high_max: f32::min_value(),
+                    low_sum: 0.0f32.runtime(),
+                    high_sum: 0.0f32.runtime(),
+                };
+                wgmma::clear(spec.output());
+                if num_tiles > 0 {
+                    let mut base = work.last_tile * keys;
+                    // The scores of the first tile; from then on, those of a tile are formed while its predecessor's values
+                    // are still being added.
+                    mbarrier::wait(places.queries_full, query_parity);
+                    mbarrier::wait(places.keys_full + 8 * ring.stage, ring.parity);
+                    let lost = lost_blocks(&missed, ring.stage, spec);
+                    wgmma::fence();
+                    multiply_keys(own_queries, places.keys_at(ring.stage, spec), spec);
+                    wgmma::commit();
+                    wgmma::wait(0u32);
                     if leads {
-                        mbarrier::arrive(places.keys_empty + 8 * stage);
-                        if left == 0 {
-                            mbarrier::arrive(places.queries_empty + 8 * buffer);
+                        mbarrier::arrive(places.keys_empty + 8 * ring.stage);
+                        if num_tiles == 1 {
+                            mbarrier::arrive(places.queries_empty);
                         }
                     }
-                    stage += 1;
-                    if stage == stages {
-                        stage = 0u32.runtime();
-                        parity ^= 1;
-                    }
-                }
-                read_scores(&mut scores, &params, spec);
-                if base < common_first || base + keys > common_end {
-                    hide_keys(&mut scores, base + column, &low_range, &high_range, spec);
-                }
-                if comptime!(spec.is_paged()) {
-                    if lost != 0 {
-                        hide_lost(&mut scores, lost, column as u32, block_log2, spec);
-                    }
-                }
-                let kept = rows.weigh(&mut scores, factor, spec);
-                wgmma::wait_after(rows.low_sum + rows.high_sum, places.queries, 0u32);
-                if weighs {
-                    if leads {
-                        mbarrier::arrive(places.values_empty + 8 * value_stage);
-                    }
-                    value_stage += 1;
-                    if value_stage == stages {
-                        value_stage = 0u32.runtime();
-                        value_parity ^= 1;
-                    }
-                }
-                set_weights(&scores, spec);
-                if ends {
-                    wgmma::scale(low_norm, high_norm, spec.output());
-                    write_row(out, low_to, low_has, lane, 0usize, spec);
-                    write_row(out, high_to, high_has, lane, 1usize, spec);
-                }
-                if starts {
-                    wgmma::clear(spec.output());
-                } else if plane_any(kept.low != 1.0 || kept.high != 1.0) {
-                    wgmma::scale(kept.low, kept.high, spec.output());
-                }
-                weighs = scores_next;
-                works = weighs || nth_work < deal.count;
-            }
-        } else {
-            let mut buffer = 0u32.runtime();
-            while nth_work < deal.count {
-                let work = work_of(
-                    nth_work,
-                    &deal,
-                    cu_seqlens_q,
-                    kv_lens,
-                    &batch,
-                    &bounds,
-                    spec,
-                );
-                let own_queries = group_queries + buffer * comptime!(spec.all_query_bytes());
-                let queries_full = places.queries_full + 8 * buffer;
-                let queries_empty = places.queries_empty + 8 * buffer;
-                if work.is_some && work.tile.has((group * wgmma::ROWS) as i32) {
-                    let part = KeyRange {
-                        first: work.part.first,
-                        len: work.part.len,
-                    };
-                    let num_tiles = work.num_tiles;
-                    let low_range = work.tile.visible(row, &batch, &bounds);
-                    let high_range = work.tile.visible(row + 8, &batch, &bounds);
-                    let common = common_keys(&work.tile, warp_row, &batch, &bounds);
-                    let common_end = common.first + common.len;
-                    let end = part.first + part.len;
-                    let mut rows = RowPair {
-                        low_max: f32::min_value(),
-                        high_max: f32::min_value(),
-                        low_sum: 0.0f32.runtime(),
-                        high_sum: 0.0f32.runtime(),
-                    };
-                    wgmma::clear(spec.output());
-                    if num_tiles > 0 {
-                        let mut base = work.last_tile * keys;
-                        // The scores of the first tile; from then on, those of a tile are formed while its predecessor's
-                        // values are still being added.
-                        mbarrier::wait(queries_full, query_parity);
-                        mbarrier::wait(places.keys_full + 8 * stage, parity);
-                        let lost = lost_blocks(&missed, stage, spec);
-                        wgmma::fence();
-                        multiply_keys(
-                            own_queries,
-                            places.keys + stage * comptime!(2 * spec.key_bytes()),
-                            spec,
-                        );
-                        wgmma::commit();
-                        wgmma::wait(0u32);
-                        if leads {
-                            mbarrier::arrive(places.keys_empty + 8 * stage);
-                            if num_tiles == 1 {
-                                mbarrier::arrive(queries_empty);
-                            }
-                        }
-                        stage += 1;
-                        if stage == stages {
-                            stage = 0u32.runtime();
-                            parity ^= 1;
-                        }
-                        read_scores(&mut scores, &params, spec);
-                        if base < common.first || base + keys > common_end {
-                            hide_keys(&mut scores, base + column, &low_range, &high_range, spec);
-                        }
-                        if comptime!(spec.is_paged()) {
-                            if lost != 0 {
-                                hide_lost(&mut scores, lost, column as u32, block_log2, spec);
-                            }
-                        }
-                        let _nothing_yet = rows.weigh(&mut scores, factor, spec);
-                        set_weights(&scores, spec);
+                    ring.advance(stages);
+                    read_scores(&mut scores, &params, spec);
+                    hide_unseen(&mut scores, base, column, &seen, lost, block_log2, spec);
+                    let _nothing_yet = rows.weigh(&mut scores, factor, spec);
+                    set_weights(&scores, spec);
 
-                        for nth in 1..num_tiles {
-                            let tile_values = places.keys
-                                + value_stage * comptime!(2 * spec.key_bytes())
-                                + comptime!(spec.key_bytes());
-                            let tile_keys = places.keys + stage * comptime!(2 * spec.key_bytes());
-                            let values_full = places.values_full + 8 * value_stage;
-                            if base < part.first || base + keys > end {
-                                mbarrier::wait(values_full, value_parity);
-                                clear_unseen(tile_values, base, &part, group, in_group, spec);
-                            }
-                            base -= keys;
-
-                            mbarrier::wait(places.keys_full + 8 * stage, parity);
-                            let lost = lost_blocks(&missed, stage, spec);
-                            warpgroup::sync(own_turn, TURN_UNITS);
-                            wgmma::fence();
-                            multiply_keys(own_queries, tile_keys, spec);
-                            wgmma::commit();
-                            mbarrier::wait(values_full, value_parity);
-                            wgmma::fence();
-                            multiply_values(tile_values, spec);
-                            wgmma::commit();
-                            warpgroup::arrive(next_turn + 0, TURN_UNITS);
-
-                            wgmma::wait(1u32);
-                            if leads {
-                                mbarrier::arrive(places.keys_empty + 8 * stage);
-                                if nth + 1 == num_tiles {
-                                    mbarrier::arrive(queries_empty);
-                                }
-                            }
-                            read_scores(&mut scores, &params, spec);
-                            if base < common.first || base + keys > common_end {
-                                hide_keys(
-                                    &mut scores,
-                                    base + column,
-                                    &low_range,
-                                    &high_range,
-                                    spec,
-                                );
-                            }
-                            if comptime!(spec.is_paged()) {
-                                if lost != 0 {
-                                    hide_lost(&mut scores, lost, column as u32, block_log2, spec);
-                                }
-                            }
-                            let kept = rows.weigh(&mut scores, factor, spec);
-
-                            wgmma::wait_after(rows.low_sum + rows.high_sum, places.queries, 0u32);
-                            if leads {
-                                mbarrier::arrive(places.values_empty + 8 * value_stage);
-                            }
-                            set_weights(&scores, spec);
-                            if plane_any(kept.low != 1.0 || kept.high != 1.0) {
-                                wgmma::scale(kept.low, kept.high, spec.output());
-                            }
-                            stage += 1;
-                            if stage == stages {
-                                stage = 0u32.runtime();
-                                parity ^= 1;
-                            }
-                            value_stage += 1;
-                            if value_stage == stages {
-                                value_stage = 0u32.runtime();
-                                value_parity ^= 1;
-                            }
-                        }
-
-                        let tile_values = places.keys
-                            + value_stage * comptime!(2 * spec.key_bytes())
-                            + comptime!(spec.key_bytes());
-                        mbarrier::wait(places.values_full + 8 * value_stage, value_parity);
+                    for nth in 1..num_tiles {
+                        let tile_values = places.values_at(value_ring.stage, spec);
+                        let tile_keys = places.keys_at(ring.stage, spec);
+                        let values_full = places.values_full + 8 * value_ring.stage;
                         if base < part.first || base + keys > end {
+                            mbarrier::wait(values_full, value_ring.parity);
                             clear_unseen(tile_values, base, &part, group, in_group, spec);
                         }
+                        base -= keys;
+
+                        mbarrier::wait(places.keys_full + 8 * ring.stage, ring.parity);
+                        let lost = lost_blocks(&missed, ring.stage, spec);
+                        warpgroup::sync(own_turn, TURN_UNITS);
+                        wgmma::fence();
+                        multiply_keys(own_queries, tile_keys, spec);
+                        wgmma::commit();
+                        mbarrier::wait(values_full, value_ring.parity);
                         wgmma::fence();
                         multiply_values(tile_values, spec);
                         wgmma::commit();
-                        wgmma::wait(0u32);
+                        warpgroup::arrive(next_turn + 0, TURN_UNITS);
+
+                        wgmma::wait(1u32);
                         if leads {
-                            mbarrier::arrive(places.values_empty + 8 * value_stage);
+                            mbarrier::arrive(places.keys_empty + 8 * ring.stage);
+                            if nth + 1 == num_tiles {
+                                mbarrier::arrive(places.queries_empty);
+                            }
                         }
-                        value_stage += 1;
-                        if value_stage == stages {
-                            value_stage = 0u32.runtime();
-                            value_parity ^= 1;
+                        read_scores(&mut scores, &params, spec);
+                        hide_unseen(&mut scores, base, column, &seen, lost, block_log2, spec);
+                        let kept = rows.weigh(&mut scores, factor, spec);
+
+                        wgmma::wait_after(rows.low_sum + rows.high_sum, places.queries, 0u32);
+                        if leads {
+                            mbarrier::arrive(places.values_empty + 8 * value_ring.stage);
                         }
+                        set_weights(&scores, spec);
+                        if plane_any(kept.low != 1.0 || kept.high != 1.0) {
+                            wgmma::scale(kept.low, kept.high, spec.output());
+                        }
+                        ring.advance(stages);
+                        value_ring.advance(stages);
                     }
 
-                    let low_sum = warpgroup::row_total(rows.low_sum);
-                    let high_sum = warpgroup::row_total(rows.high_sum);
-                    write_output(
-                        out,
-                        row,
-                        lane,
-                        low_sum,
-                        high_sum,
-                        &work,
-                        &batch,
-                        &out_layout,
-                        spec,
-                    );
-                    if lane.is_multiple_of(4) {
-                        let mma = comptime!(spec.mma);
-                        if work.tile.has(row) {
-                            let to = work.out_token(row, &batch) * batch.num_heads
-                                + work.tile.head(row, work.head_tile, &batch);
-                            lse[to] = log_sum_exp(rows.low_max, low_sum, &params, mma);
-                        }
-                        if work.tile.has(row + 8) {
-                            let to = work.out_token(row + 8, &batch) * batch.num_heads
-                                + work.tile.head(row + 8, work.head_tile, &batch);
-                            lse[to] = log_sum_exp(rows.high_max, high_sum, &params, mma);
-                        }
+                    let tile_values = places.values_at(value_ring.stage, spec);
+                    mbarrier::wait(places.values_full + 8 * value_ring.stage, value_ring.parity);
+                    if base < part.first || base + keys > end {
+                        clear_unseen(tile_values, base, &part, group, in_group, spec);
                     }
-                } else if work.num_tiles > 0 {
-                    // No row of this warpgroup is one of the sequence's: it only takes its turns and gives back what it does
-                    // not need, each after it has come, so that arrivals count for the right phase.
-                    mbarrier::wait(queries_full, query_parity);
+                    wgmma::fence();
+                    multiply_values(tile_values, spec);
+                    wgmma::commit();
+                    wgmma::wait(0u32);
                     if leads {
-                        mbarrier::arrive(queries_empty);
+                        mbarrier::arrive(places.values_empty + 8 * value_ring.stage);
                     }
-                    for nth in 0..work.num_tiles {
-                        mbarrier::wait(places.keys_full + 8 * stage, parity);
-                        if nth > 0 {
-                            warpgroup::sync(own_turn, TURN_UNITS);
-                            warpgroup::arrive(next_turn + 0, TURN_UNITS);
-                        }
-                        if leads {
-                            mbarrier::arrive(places.keys_empty + 8 * stage);
-                        }
-                        mbarrier::wait(places.values_full + 8 * value_stage, value_parity);
-                        if leads {
-                            mbarrier::arrive(places.values_empty + 8 * value_stage);
-                        }
-                        stage += 1;
-                        if stage == stages {
-                            stage = 0u32.runtime();
-                            parity ^= 1;
-                        }
-                        value_stage += 1;
-                        if value_stage == stages {
-                            value_stage = 0u32.runtime();
-                            value_parity ^= 1;
-                        }
-                    }
+                    value_ring.advance(stages);
                 }
-                if work.num_tiles > 0 {
-                    buffer += 1;
-                    if buffer == buffers {
-                        buffer = 0u32.runtime();
-                        query_parity ^= 1;
+
+                let low_sum = warpgroup::row_total(rows.low_sum);
+                let high_sum = warpgroup::row_total(rows.high_sum);
+                write_output(
+                    out,
+                    row,
+                    lane,
+                    low_sum,
+                    high_sum,
+                    &work,
+                    &batch,
+                    &out_layout,
+                    spec,
+                );
+                if lane.is_multiple_of(4) {
+                    let mma = comptime!(spec.mma);
+                    if work.tile.has(row) {
+                        let to = work.out_token(row, &batch) * batch.num_heads
+                            + work.tile.head(row, work.head_tile, &batch);
+                        lse[to] = log_sum_exp(rows.low_max, low_sum, &params, mma);
+                    }
+                    if work.tile.has(row + 8) {
+                        let to = work.out_token(row + 8, &batch) * batch.num_heads
+                            + work.tile.head(row + 8, work.head_tile, &batch);
+                        lse[to] = log_sum_exp(rows.high_max, high_sum, &params, mma);
                     }
                 }
-                nth_work = deal.count;
-                if comptime!(spec.tile.stays) {
-                    nth_work = take_ticket(&tickets, &places, slot, slot_parity, lane);
-                    slot ^= 1;
-                    slot_parity ^= u32::cast_from(slot == 0);
+            } else if work.num_tiles > 0 {
+                // No row of this warpgroup is one of the sequence's: it only takes its turns and gives back what it does
+                // not need, each after it has come, so that arrivals count for the right phase.
+                mbarrier::wait(places.queries_full, query_parity);
+                if leads {
+                    mbarrier::arrive(places.queries_empty);
                 }
+                for nth in 0..work.num_tiles {
+                    mbarrier::wait(places.keys_full + 8 * ring.stage, ring.parity);
+                    if nth > 0 {
+                        warpgroup::sync(own_turn, TURN_UNITS);
+                        warpgroup::arrive(next_turn + 0, TURN_UNITS);
+                    }
+                    if leads {
+                        mbarrier::arrive(places.keys_empty + 8 * ring.stage);
+                    }
+                    mbarrier::wait(places.values_full + 8 * value_ring.stage, value_ring.parity);
+                    if leads {
+                        mbarrier::arrive(places.values_empty + 8 * value_ring.stage);
+                    }
+                    ring.advance(stages);
+                    value_ring.advance(stages);
+                }
+            }
+            query_parity ^= u32::cast_from(work.num_tiles > 0);
+            nth_work = deal.count;
+            if comptime!(spec.tile.stays) {
+                nth_work = take_ticket(&tickets, &places, &mut slots, lane);
             }
         }
     }
@@ -1048,20 +727,15 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
 
 /// The number of the next tile, which the warp that asks for keys has drawn. Once for each warp.
 #[cube]
-fn take_ticket(
-    tickets: &Shared<[u32]>,
-    places: &Places,
-    slot: u32,
-    parity: u32,
-    lane: u32,
-) -> usize {
-    mbarrier::wait(places.drawn_full + 8 * slot, parity);
-    let ticket = tickets[slot as usize];
+fn take_ticket(tickets: &Shared<[u32]>, places: &Places, slots: &mut Ring, lane: u32) -> usize {
+    mbarrier::wait(places.drawn_full + 8 * slots.stage, slots.parity);
+    let ticket = tickets[slots.stage as usize];
     // Every lane has read it when it is given back.
     sync_plane();
     if lane == 0 {
-        mbarrier::arrive(places.drawn_empty + 8 * slot);
+        mbarrier::arrive(places.drawn_empty + 8 * slots.stage);
     }
+    slots.advance(DRAWN);
     ticket as usize
 }
 
@@ -1080,25 +754,22 @@ fn load_queries(
     map: u64,
     work: &Work,
     batch: &BatchShape,
-    buffer: u32,
     #[comptime] spec: HopperSpec,
 ) {
-    let queries = places.queries + buffer * comptime!(spec.all_query_bytes());
-    let full = places.queries_full + 8 * buffer;
     let head = (work.head_tile * batch.group_size) as u32;
     let token = work.tile.token(0i32.runtime(), batch) as i32;
     let bytes = comptime!(spec.all_query_bytes()).runtime();
-    mbarrier::arrive_expect(full, bytes);
+    mbarrier::arrive_expect(places.queries_full, bytes);
     #[unroll]
     for block in 0..comptime!(spec.columns()) {
         tma::load_heads(
-            queries + comptime!(block * spec.query_bytes()),
+            places.queries + comptime!(block * spec.query_bytes()),
             map,
             comptime!(block * tma::TILE_COLUMNS as u32).runtime(),
             head,
             token,
             0i32.runtime(),
-            full,
+            places.queries_full,
             tma::Reuse::Never,
         );
     }
@@ -1341,6 +1012,37 @@ fn set_weights(weights: &Array<f32>, #[comptime] spec: HopperSpec) {
     }
 }
 
+/// What the rows of a unit see, and what all rows of its warp do.
+#[derive(CubeType, Clone, Copy)]
+struct Seen {
+    low: KeyRange,
+    high: KeyRange,
+    common: KeyRange,
+}
+
+/// Hides the scores of a tile of keys at `base` that a row must not count, if there are any; `column` is that of the first.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn hide_unseen(
+    scores: &mut Array<f32>,
+    base: i32,
+    column: i32,
+    seen: &Seen,
+    lost: u32,
+    block_log2: u32,
+    #[comptime] spec: HopperSpec,
+) {
+    let common_end = seen.common.first + seen.common.len;
+    if base < seen.common.first || base + comptime!(spec.tile.keys as i32) > common_end {
+        hide_keys(scores, base + column, &seen.low, &seen.high, spec);
+    }
+    if comptime!(spec.is_paged()) {
+        if lost != 0 {
+            hide_lost(scores, lost, column as u32, block_log2, spec);
+        }
+    }
+}
+
 /// Hides the keys that a row does not see; `position` is that of the first score.
 #[cube]
 fn hide_keys(
@@ -1440,36 +1142,6 @@ fn write_output(
             let token = work.out_token(row, batch);
             let head = work.tile.head(row, work.head_tile, batch);
             to = layout.offset(token, head);
-        }
-        write_row(out, to, has, lane, half, spec);
-    }
-}
-
-/// Writes the rows of a tile that see no key: what is in the output, which must be zeros.
-#[cube]
-#[allow(clippy::too_many_arguments)]
-fn write_nothing(
-    out: &mut [Vector<u32, Const<4>>],
-    lse: &mut [f32],
-    row: i32,
-    lane: u32,
-    work: &Work,
-    batch: &BatchShape,
-    layout: &HeadLayout,
-    #[comptime] spec: HopperSpec,
-) {
-    #[unroll]
-    for half in 0..2usize {
-        let row = row + comptime!(8 * half as i32);
-        let has = work.tile.has(row);
-        let mut to = 0usize.runtime();
-        if has {
-            let token = work.out_token(row, batch);
-            let head = work.tile.head(row, work.head_tile, batch);
-            to = layout.offset(token, head);
-            if lane.is_multiple_of(4) {
-                lse[token * batch.num_heads + head] = f32::NEG_INFINITY;
-            }
         }
         write_row(out, to, has, lane, half, spec);
     }

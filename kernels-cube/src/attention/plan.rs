@@ -102,68 +102,55 @@ pub struct HopperTile {
     pub(super) stages: usize,
     /// Warpgroups that multiply, 64 rows each.
     pub(super) warpgroups: usize,
-    /// Tiles of queries in shared memory: with two, those of the next tile come while cubes that stay are at the last.
-    pub(super) queries: usize,
     /// Whether a cube takes one tile of rows after the other.
     pub(super) stays: bool,
-    /// Whether the first scores of a tile are formed while the last values of the one before are added; with two tiles of
-    /// queries.
-    pub(super) ahead: bool,
 }
 
 impl HopperTile {
-    /// The tile for `problem`: cubes stay where there is more for them to do than one thing each. Over a long prefix they have
-    /// another stage: 1,639 against 1,719 us for 2,048 tokens after 32,768, but 312 against 306 for 16 prompts of 1,024.
+    /// The tile for `problem`: cubes stay where there is more for them to do than one thing each, and leave over long prefixes,
+    /// whose tiles are all about as long. On an H200, 16 prompts of 1,024 tokens take 318 us staying and 395 leaving, 16 lengths
+    /// of 3 to 4,093 take 548 and 623, but 16 chunks of 128 tokens after 4,096 take 284 and 232. 2,048 tokens after 32,768 take
+    /// as long either way.
     pub(super) fn new(facts: &DeviceFacts, problem: &AttentionProblem) -> Self {
         let all = Self::all(problem.head_dim);
         let (stays, leaves) = (all[0], all[1]);
         let pieces = stays.expected(problem) * stays.num_parts(facts, problem);
-        if pieces <= facts.num_multiprocessors.unwrap_or(1) as usize {
-            return leaves;
-        }
+        let one_each = pieces <= facts.num_multiprocessors.unwrap_or(1) as usize;
+        // Without a prefix, too, the longest table may have a few times the tokens of a sequence.
         let busy_seqs = problem.num_seqs.min(problem.num_tokens).max(1);
-        match 2 * (problem.num_tokens / busy_seqs) >= problem.expected_keys {
-            true => stays,
-            false => Self {
-                stages: leaves.stages,
-                ..stays
-            },
+        let long_prefix = problem.expected_keys >= 8 * problem.num_tokens.div_ceil(busy_seqs);
+        match one_each || long_prefix {
+            true => leaves,
+            false => stays,
         }
     }
 
-    /// The tiles for heads of `head_dim` elements: for cubes that take one after the other, for those that take one, and more
-    /// for tests and benches.
+    /// The tiles for heads of `head_dim` elements: for cubes that take one tile of rows after the other, for those that take
+    /// one, and more for tests and benches.
     pub fn all(head_dim: usize) -> Vec<Self> {
         let tile = Self {
             keys: 128,
             columns: head_dim.div_ceil(64),
             stages: 2,
             warpgroups: 2,
-            queries: 1,
             stays: true,
-            ahead: false,
         };
         let leaves = |tile: Self| Self {
             stays: false,
             ..tile
         };
-        let twice = |tile: Self| Self { queries: 2, ..tile };
-        let ahead = |tile: Self| Self {
-            ahead: true,
-            ..twice(tile)
-        };
         match head_dim {
             ..=64 => {
-                let tile = Self { stages: 4, ..tile };
-                let tall = Self {
+                let tile = Self {
+                    stages: 4,
                     warpgroups: 3,
                     ..tile
                 };
-                vec![tall, leaves(tall), twice(tall), ahead(tall), ahead(tile)]
+                vec![tile, leaves(tile)]
             }
             65..=128 => {
                 let deep = Self { stages: 3, ..tile };
-                vec![tile, leaves(deep), deep, twice(tile), ahead(tile)]
+                vec![tile, leaves(deep), deep]
             }
             // Wider outputs leave no registers for the scores of more keys.
             _ => {
@@ -190,7 +177,7 @@ impl HopperTile {
 
     /// Bytes of shared memory without barriers: queries and a ring of stages, rows of 64 elements of 16 bits.
     pub(super) fn data_bytes(self) -> usize {
-        (self.rows() * self.queries + 2 * self.keys * self.stages) * self.columns * 128
+        (self.rows() + 2 * self.keys * self.stages) * self.columns * 128
     }
 
     /// Whether a copy can take the keys of a tile out of blocks of `block_size`: whole blocks, or a part of one, that begin
@@ -764,7 +751,7 @@ mod tests {
     fn tiles_for_hopper_fit_into_shared_memory() {
         for head_dim in [8, 64, 72, 128, 136, 256] {
             for tile in HopperTile::all(head_dim) {
-                let barriers = 8 * (4 * tile.stages + 2 * tile.queries + 4) + 4 * tile.stages + 8;
+                let barriers = 8 * (4 * tile.stages + 6) + 4 * tile.stages + 8;
                 assert!(tile.data_bytes() + barriers <= gpu().max_shared_memory_bytes);
                 assert!(tile.columns * 64 >= head_dim && tile.stages >= 2);
             }
@@ -785,6 +772,40 @@ mod tests {
         let multiprocessors = gpu().num_multiprocessors.unwrap() as usize;
         assert_eq!(plan.num_cubes, multiprocessors);
         assert!(plan.num_tiles >= 16 * 1024 * 32 / 128);
+    }
+
+    #[test]
+    fn cubes_leave_over_long_prefixes_and_where_each_has_one_tile() {
+        let plan = |num_seqs, q_len, keys| {
+            let plan = llama(num_seqs, q_len, keys);
+            assert_eq!(plan.kernel, AttentionKernel::HopperPrefill);
+            assert_eq!(plan.num_splits, 1, "{plan:?}");
+            plan
+        };
+        let multiprocessors = gpu().num_multiprocessors.unwrap() as usize;
+        for (num_seqs, q_len, keys) in [(16, 1024, 1024), (16, 1024, 4096), (1, 8192, 8192)] {
+            assert!(plan(num_seqs, q_len, keys).tile.unwrap().draws());
+        }
+        for (num_seqs, q_len, keys) in [(16, 128, 4224), (1, 2048, 34_816)] {
+            let plan = plan(num_seqs, q_len, keys);
+            assert!(!plan.tile.unwrap().draws());
+            assert!(plan.num_cubes == plan.num_tiles && plan.num_tiles > multiprocessors);
+        }
+        assert!(!plan(1, 512, 512).tile.unwrap().draws());
+        // Decodes and chunks in one call.
+        let problem = AttentionProblem {
+            num_tokens: 32 + 2 * 1024,
+            num_seqs: 34,
+            num_heads: 32,
+            num_kv_heads: 8,
+            max_keys: 5120,
+            expected_keys: 5120,
+            dtype: BF16,
+            ..problem(1, 128)
+        };
+        let mixed = AttentionPlan::new(&gpu(), &problem, 8, &AttentionOptions::causal(128));
+        assert_eq!(mixed.kernel, AttentionKernel::HopperPrefill);
+        assert_eq!(mixed.num_splits, 1);
     }
 
     #[test]

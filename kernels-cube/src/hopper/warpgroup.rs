@@ -8,17 +8,10 @@ pub(crate) const UNITS: u32 = 128;
 /// The warpgroup of unit `unit`, as a number that the units of a warp are known to share.
 #[cube]
 pub(crate) fn of(unit: u32) -> u32 {
-    first_units(unit / UNITS)
-}
-
-/// The value of the first unit of the warp, as one that its units are known to share: descriptors of products are best made
-/// of such.
-#[cube]
-pub(crate) fn first_units(value: u32) -> u32 {
-    let value = value + 0;
-    let first: u32;
-    gpu_asm!("shfl.sync.idx.b32 {}, {}, 0, 0x1f, -1;", out(_) first, in(_) value, options(pure, nomem));
-    first + 0
+    let own = unit / UNITS;
+    let group: u32;
+    gpu_asm!("shfl.sync.idx.b32 {}, {}, 0, 0x1f, -1;", out(_) group, in(_) own, options(pure, nomem));
+    group + 0
 }
 
 /// The same number, from which nothing is computed before this is reached.

@@ -663,7 +663,7 @@ const HOPPER_KERNEL: &str = "hopper_prefill_kernel";
 /// The same for heads of `head_dim` elements.
 fn hopper_prefill(head_dim: usize) -> Promise {
     match head_dim {
-        ..=64 => HOPPER_PREFILL.with_local_memory(48, 192, "numbers of the tile of rows"),
+        ..=64 => HOPPER_PREFILL.with_local_memory(16, 48, "numbers of the tile of rows"),
         _ => HOPPER_PREFILL,
     }
 }
