@@ -175,7 +175,8 @@ impl LinearPlan {
         };
         // More than there are steps would never be filled.
         let steps = problem.in_features.div_ceil(STEP).div_ceil(parts as usize);
-        // Stages are small with the fewest tokens; where others wait on the same multiprocessor, more in flight gain nothing.
+        // Stages are small with the fewest tokens. For one token and 4,096 columns, 12 against 8 of them: 14.2 against 14.5 us
+        // where a cube has the whole sum (6,144 rows), 10.5 against 10.3 where a cluster shares it (4,096 rows).
         let most = if tokens <= 16 && parts > 1 {
             8
         } else {
