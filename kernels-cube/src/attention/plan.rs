@@ -107,21 +107,28 @@ pub struct HopperTile {
 }
 
 impl HopperTile {
-    /// The tile for `problem`: cubes stay where there is more for them to do than one thing each, and leave over long prefixes,
-    /// whose tiles are all about as long. On an H200, 16 prompts of 1,024 tokens take 318 us staying and 395 leaving, 16 lengths
-    /// of 3 to 4,093 take 548 and 623, but 16 chunks of 128 tokens after 4,096 take 284 and 232. 2,048 tokens after 32,768 take
-    /// as long either way.
+    /// The tile for `problem`: cubes leave after one piece where each has one, and stay, drawing the next, where there are more.
+    ///
+    /// On an H200, heads of 128: 16 prompts of 1,024 tokens 319 us staying against 393 leaving, 4 of 4,096 863 against 928, of
+    /// mixed lengths 548 against 622; 16 times 128 tokens over 4,096 227 against 229, decodes and chunks in one call 362 against
+    /// 383. Over a long prefix of one sequence, a third stage: 2,048 tokens over 32,768 take 1,639 us with it and 1,719 without.
     pub(super) fn new(facts: &DeviceFacts, problem: &AttentionProblem) -> Self {
         let all = Self::all(problem.head_dim);
         let (stays, leaves) = (all[0], all[1]);
         let pieces = stays.expected(problem) * stays.num_parts(facts, problem);
-        let one_each = pieces <= facts.num_multiprocessors.unwrap_or(1) as usize;
+        if pieces <= facts.num_multiprocessors.unwrap_or(1) as usize {
+            return leaves;
+        }
         // Without a prefix, too, the longest table may have a few times the tokens of a sequence.
         let busy_seqs = problem.num_seqs.min(problem.num_tokens).max(1);
         let long_prefix = problem.expected_keys >= 8 * problem.num_tokens.div_ceil(busy_seqs);
-        match one_each || long_prefix {
-            true => leaves,
-            false => stays,
+        Self {
+            stages: if long_prefix {
+                leaves.stages
+            } else {
+                stays.stages
+            },
+            ..stays
         }
     }
 
@@ -775,7 +782,7 @@ mod tests {
     }
 
     #[test]
-    fn cubes_leave_over_long_prefixes_and_where_each_has_one_tile() {
+    fn cubes_draw_tiles_where_there_are_more_than_one_for_each() {
         let plan = |num_seqs, q_len, keys| {
             let plan = llama(num_seqs, q_len, keys);
             assert_eq!(plan.kernel, AttentionKernel::HopperPrefill);
@@ -783,13 +790,17 @@ mod tests {
             plan
         };
         let multiprocessors = gpu().num_multiprocessors.unwrap() as usize;
-        for (num_seqs, q_len, keys) in [(16, 1024, 1024), (16, 1024, 4096), (1, 8192, 8192)] {
-            assert!(plan(num_seqs, q_len, keys).tile.unwrap().draws());
-        }
-        for (num_seqs, q_len, keys) in [(16, 128, 4224), (1, 2048, 34_816)] {
+        for (num_seqs, q_len, keys, stages) in [
+            (16, 1024, 1024, 2),
+            (16, 1024, 4096, 2),
+            (1, 8192, 8192, 2),
+            (16, 128, 4224, 3),
+            (1, 2048, 34_816, 3),
+        ] {
             let plan = plan(num_seqs, q_len, keys);
-            assert!(!plan.tile.unwrap().draws());
-            assert!(plan.num_cubes == plan.num_tiles && plan.num_tiles > multiprocessors);
+            let tile = plan.tile.unwrap();
+            assert!(tile.draws() && tile.stages == stages, "{plan:?}");
+            assert!(plan.num_cubes == multiprocessors && plan.num_tiles > multiprocessors);
         }
         assert!(!plan(1, 512, 512).tile.unwrap().draws());
         // Decodes and chunks in one call.

@@ -192,7 +192,10 @@ pub fn merge_attention(a: AttentionOutput, b: AttentionOutput) -> AttentionOutpu
     check::same_dtype(OP, ("lse", DType::F32), ("the lse of a", a.lse.dtype()));
     check::same_dtype(OP, ("lse", DType::F32), ("the lse of b", b.lse.dtype()));
     check::same_device(OP, ("a", &a.out), ("b", &b.out));
-    if !a.out.dims().contains(&0) && ops::has_implementation(&a.out.device()) {
+    if a.out.dims().contains(&0) {
+        return a;
+    }
+    if ops::has_implementation(&a.out.device()) {
         return ops::merge_attention(a, b);
     }
     reference::merge_attention(a, b)

@@ -36,7 +36,10 @@ fn check_norm(op: &str, x: &Tensor<2>, weight: &Tensor<1>) {
 /// Zhang and Sennrich 2019, arXiv:1910.07467, equation 4. Rounding order as Hugging Face `LlamaRMSNorm`.
 pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
     check_norm("rms_norm", &x, &weight);
-    if x.dims()[0] > 0 && ops::has_implementation(&x.device()) {
+    if x.dims()[0] == 0 {
+        return x;
+    }
+    if ops::has_implementation(&x.device()) {
         return ops::rms_norm(x, weight, epsilon);
     }
     reference::rms_norm(x, weight, epsilon)
@@ -70,7 +73,10 @@ pub fn add_rms_norm(
     );
     check::same_dtype(OP, ("x", x.dtype()), ("residual", residual.dtype()));
     check::same_device(OP, ("x", &x), ("residual", &residual));
-    if x.dims()[0] > 0 && ops::has_implementation(&x.device()) {
+    if x.dims()[0] == 0 {
+        return (x, residual);
+    }
+    if ops::has_implementation(&x.device()) {
         return ops::add_rms_norm(x, residual, weight, epsilon);
     }
     reference::add_rms_norm(x, residual, weight, epsilon)
@@ -130,7 +136,10 @@ pub fn rotary(
     table: &RotaryTable,
 ) -> (Tensor<3>, Tensor<3>) {
     check_rotary("rotary", &q, &k, positions, table);
-    if q.dims()[0] > 0 && ops::has_implementation(&q.device()) {
+    if q.dims()[0] == 0 {
+        return (q, k);
+    }
+    if ops::has_implementation(&q.device()) {
         return ops::rotary(q, k, positions, table);
     }
     reference::rotary(q, k, positions, table)
@@ -157,7 +166,10 @@ pub fn silu_and_mul(x: Tensor<2>) -> Tensor<2> {
         "silu_and_mul: the last axis has odd size {width}"
     );
     check::float_dtype("silu_and_mul", "x", x.dtype());
-    if x.dims()[0] > 0 && width > 0 && ops::has_implementation(&x.device()) {
+    if x.dims().contains(&0) {
+        return Tensor::empty([x.dims()[0], width / 2], (&x.device(), x.dtype()));
+    }
+    if ops::has_implementation(&x.device()) {
         return ops::silu_and_mul(x);
     }
     reference::silu_and_mul(x)

@@ -143,6 +143,10 @@ impl CacheScales {
 
 /// The two tensors of a layer.
 #[derive(Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one for each layer, handed from one op to the next"
+)]
 pub(crate) enum KvTensors {
     Float(Tensor<4>, Tensor<4>),
     Codes(Tensor<4, Int>, Tensor<4, Int>, CacheScales),
@@ -184,6 +188,7 @@ impl LayerKv {
             k.reshape([len]).reshape(shape),
             v.reshape([len]).reshape(shape),
         );
+        settle(&k.device());
         Self {
             geometry,
             dtype: CacheDType::Float(k.dtype()),
@@ -218,6 +223,7 @@ impl LayerKv {
             k.reshape([len]).reshape(shape),
             v.reshape([len]).reshape(shape),
         );
+        settle(&k.device());
         Self {
             geometry,
             dtype: CacheDType::E4m3(dtype),
@@ -316,6 +322,12 @@ const LOST: &str = "the layer's cache was lost in a refused store";
 
 /// Why a layer has no tensors of floats.
 const CODES: &str = "the layer's cache holds e4m3 codes; see `LayerKv::codes`";
+
+/// Waits until the device has let go of what made a cache: until then, a handle that it holds looks like one of somebody's.
+fn settle(device: &Device) {
+    // A device that fails here says so again where somebody can be told.
+    let _ = device.sync();
+}
 
 fn geometry([num_blocks, block_size, num_kv_heads, head_dim]: [usize; 4]) -> CacheGeometry {
     CacheGeometry {

@@ -196,14 +196,26 @@ fn other_tiles(launcher: &Launcher, dtype: Dtype, case: &Case, fp8: bool) -> Vec
     tiles.map(AttentionChoice::Prefill).collect()
 }
 
-/// Takes cases on as many threads as there are cores: the loops on the host take longer than the kernels.
+/// Which cases this process runs, `n/of` in `BURN_PAGED_CASES`: a runtime compiles one kernel after the other, so that a GPU takes
+/// the table in a few minutes from several processes, each with every so many-th case. Without it, all.
+fn share() -> (usize, usize) {
+    let Ok(share) = std::env::var("BURN_PAGED_CASES") else {
+        return (0, 1);
+    };
+    let share = share.split_once('/').expect("BURN_PAGED_CASES is n/of");
+    let number = |text: &str| text.parse().expect("BURN_PAGED_CASES is n/of");
+    (number(share.0), number(share.1))
+}
+
+/// Takes cases on as many threads as there are cores for this process: the loops on the host take longer than the kernels.
 fn for_each_case(run: impl Fn(&Case) + Sync) {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let (first, step) = share();
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
-        for _ in 0..cores.min(CASES.len()) {
+        for _ in 0..cores.div_ceil(step).min(CASES.len()) {
             scope.spawn(|| {
-                while let Some(case) = CASES.get(next.fetch_add(1, Relaxed)) {
+                while let Some(case) = CASES.get(first + step * next.fetch_add(1, Relaxed)) {
                     run(case);
                 }
             });
