@@ -9,6 +9,8 @@
 //! Source    operands swapped for few rows as in CUTLASS's and FlashInfer's small-batch products; split sums through the
 //!           shared memory of a cluster in place of scratch memory and counters, which a captured graph had to own.
 
+#![allow(clippy::identity_op, reason = "values of variables, see `hopper`")]
+
 use cubecl::prelude::*;
 
 use super::gate::gated_quad;
