@@ -65,7 +65,12 @@ fn a_cache_of_e4m3_gives_the_same_logits_in_any_chunks() {
     let whole = in_chunks(&[tokens.len()]);
     for chunks in [&[1][..], &[16], &[5, 11, 3]] {
         let what = format!("chunks of {chunks:?}");
-        assert_rows_close(&[in_chunks(chunks)], &[whole.clone()], TOLERANCE, &what);
+        assert_rows_close(
+            &[in_chunks(chunks)],
+            std::slice::from_ref(&whole),
+            TOLERANCE,
+            &what,
+        );
     }
     let exact = all_logits(&model, &tokens).pop().unwrap();
     let furthest = whole.iter().zip(&exact).map(|(a, b)| (a - b).abs());
