@@ -339,6 +339,7 @@ impl Subject<'_> {
         let batch = wanted.iter().map(|(_, case)| case.batch).max().unwrap_or(1);
         let decodes = wanted.iter().filter(|(kind, _)| *kind == Kind::Decode);
         let batch_sizes: Vec<usize> = decodes.map(|(_, case)| case.batch).collect();
+        let has_decodes = !batch_sizes.is_empty();
         let config = EngineConfig {
             block_size: page,
             cache_size: CacheSize::Tokens(slots),
@@ -348,14 +349,16 @@ impl Subject<'_> {
             enable_prefix_caching: false,
             seed: Some(SEED),
             decode: DecodeConfig {
-                batch_sizes: Some(batch_sizes).filter(|sizes| !sizes.is_empty()),
+                batch_sizes: has_decodes.then_some(batch_sizes),
                 ..Default::default()
             },
             ..Default::default()
         };
         let mut engine = Engine::new(model, config)?;
         // In the middle of a window, a capture would be part of a step.
-        engine.capture_decodes(|_, _| ());
+        if has_decodes {
+            engine.capture_decodes(|_, _| ());
+        }
         for (kind, case) in wanted {
             let outcome = guarded(|| match kind {
                 Kind::Prefill => llama::prefill(&mut engine, case, runs),

@@ -39,6 +39,17 @@ pub(crate) fn has_implementation(device: &Device) -> bool {
     implemented_by(device) == ImplementedBy::Backend
 }
 
+/// What the elements of a head, and those that are rotated, must be a multiple of in a cache of e4m3: the kernels handle codes in
+/// words of four, and rotate halves.
+pub(crate) fn e4m3_head_multiple(device: &Device) -> usize {
+    match device.as_dispatch() {
+        #[cfg(feature = "cube")]
+        DispatchDevice::Cube(_) => 8,
+        #[allow(unreachable_patterns)] // As in `implemented_by`.
+        _ => 1,
+    }
+}
+
 /// What fusion must know of a result before it is computed: its shape and dtype, from those of the inputs.
 #[cfg(all(feature = "cube", feature = "fusion"))]
 mod results {

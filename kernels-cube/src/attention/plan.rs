@@ -113,8 +113,7 @@ impl HopperTile {
     /// mixed lengths 548 against 622; 16 times 128 tokens over 4,096 227 against 229, decodes and chunks in one call 362 against
     /// 383. A third stage gains nothing: 321, 868, 549, 227 and 373.
     pub(super) fn new(facts: &DeviceFacts, problem: &AttentionProblem) -> Self {
-        let all = Self::all(problem.head_dim);
-        let (stays, leaves) = (all[0], all[1]);
+        let [stays, leaves] = Self::all(problem.head_dim);
         let pieces = stays.expected(problem) * stays.num_parts(facts, problem);
         match pieces <= facts.num_multiprocessors.unwrap_or(1) as usize {
             true => leaves,
@@ -122,39 +121,30 @@ impl HopperTile {
         }
     }
 
-    /// The tiles for heads of `head_dim` elements: for cubes that take one tile of rows after the other, for those that take
-    /// one, and more for tests and benches.
-    pub fn all(head_dim: usize) -> Vec<Self> {
-        let tile = Self {
+    /// The tiles for heads of `head_dim` elements: for cubes that take one tile of rows after the other, and for those that
+    /// take one.
+    pub fn all(head_dim: usize) -> [Self; 2] {
+        let tile = |stays: bool| Self {
             keys: 128,
             columns: head_dim.div_ceil(64),
-            stages: 2,
+            stages: if stays { 2 } else { 3 },
             warpgroups: 2,
-            stays: true,
+            stays,
         };
-        let leaves = |tile: Self| Self {
-            stays: false,
-            ..tile
-        };
-        match head_dim {
-            ..=64 => {
-                let tile = Self {
-                    stages: 4,
-                    warpgroups: 3,
-                    ..tile
-                };
-                vec![tile, leaves(tile)]
-            }
-            65..=128 => {
-                let deep = Self { stages: 3, ..tile };
-                vec![tile, leaves(deep), deep]
-            }
+        [true, false].map(|stays| match head_dim {
+            ..=64 => Self {
+                stages: 4,
+                warpgroups: 3,
+                ..tile(stays)
+            },
+            65..=128 => tile(stays),
             // Wider outputs leave no registers for the scores of more keys.
-            _ => {
-                let tile = Self { keys: 64, ..tile };
-                vec![tile, leaves(tile)]
-            }
-        }
+            _ => Self {
+                keys: 64,
+                stages: 2,
+                ..tile(stays)
+            },
+        })
     }
 
     /// Whether cubes draw the numbers of tiles, from a count that another launch begins.

@@ -7,11 +7,11 @@
 
 use cubecl::prelude::*;
 
+use super::portable::source_of;
 use crate::e4m3::{Codes, vector_at};
 use crate::layout::HeadLayout;
 use crate::paged::BlockTableShape;
 use crate::rows::RowPart;
-use crate::sequence::sequence_of;
 
 /// `N` elements of a vector of the outputs, `M` words of a vector of the caches.
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -41,23 +41,12 @@ pub(super) fn gather_kv_fp8_kernel<F: Float, N: Size, M: Size>(
     let row = part.row() / num_kv_heads;
     let head = part.row() % num_kv_heads;
 
-    let mut slot = 0usize.runtime();
-    let mut stored = false.runtime();
-    if (row as i32) < cu_seqlens_k[num_seqs] {
-        let sequence = sequence_of(cu_seqlens_k, num_seqs, row as i32);
-        let position = row - cu_seqlens_k[sequence] as usize;
-        if position < table.max_positions() {
-            let run = table.run_at(block_table, sequence, position, position + 1);
-            slot = run.first_slot;
-            stored = run.stored;
-        }
-    }
-
+    let source = source_of(&table, block_table, cu_seqlens_k, num_seqs, row);
     let to_k = out_k_layout.offset(row, head);
     let to_v = out_v_layout.offset(row, head);
     let mut i = part.first();
-    if stored {
-        let from = cache_layout.offset(slot, head);
+    if source.stored {
+        let from = cache_layout.offset(source.slot, head);
         let k_scale = Vector::<f32, N>::new(k_scales[head]);
         let v_scale = Vector::<f32, N>::new(v_scales[head]);
         while i < head_vectors {

@@ -36,23 +36,12 @@ pub(super) fn gather_kv_kernel<F: Float, N: Size>(
     let row = part.row() / num_kv_heads;
     let head = part.row() % num_kv_heads;
 
-    let mut slot = 0usize.runtime();
-    let mut stored = false.runtime();
-    if (row as i32) < cu_seqlens_k[num_seqs] {
-        let sequence = sequence_of(cu_seqlens_k, num_seqs, row as i32);
-        let position = row - cu_seqlens_k[sequence] as usize;
-        if position < table.max_positions() {
-            let run = table.run_at(block_table, sequence, position, position + 1);
-            slot = run.first_slot;
-            stored = run.stored;
-        }
-    }
-
+    let source = source_of(&table, block_table, cu_seqlens_k, num_seqs, row);
     let to_k = out_k_layout.offset(row, head);
     let to_v = out_v_layout.offset(row, head);
     let mut i = part.first();
-    if stored {
-        let from = cache_layout.offset(slot, head);
+    if source.stored {
+        let from = cache_layout.offset(source.slot, head);
         while i < head_vectors {
             out_k[to_k + i] = k_cache[from + i];
             out_v[to_v + i] = v_cache[from + i];
@@ -65,4 +54,35 @@ pub(super) fn gather_kv_kernel<F: Float, N: Size>(
             i += part.lanes;
         }
     }
+}
+
+/// Where a packed row lies in the cache.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Source {
+    pub(super) slot: usize,
+    /// Whether it lies there at all.
+    pub(super) stored: bool,
+}
+
+/// The slot of packed row `row`.
+#[cube]
+pub(super) fn source_of(
+    table: &BlockTableShape,
+    block_table: &[i32],
+    cu_seqlens_k: &[i32],
+    num_seqs: usize,
+    row: usize,
+) -> Source {
+    let mut slot = 0usize.runtime();
+    let mut stored = false.runtime();
+    if (row as i32) < cu_seqlens_k[num_seqs] {
+        let sequence = sequence_of(cu_seqlens_k, num_seqs, row as i32);
+        let position = row - cu_seqlens_k[sequence] as usize;
+        if position < table.max_positions() {
+            let run = table.run_at(block_table, sequence, position, position + 1);
+            slot = run.first_slot;
+            stored = run.stored;
+        }
+    }
+    Source { slot, stored }
 }

@@ -40,7 +40,8 @@ pub fn store_kv(cache: &mut LayerKv, k: Tensor<3>, v: Tensor<3>, slots: &SlotMap
 /// - returns: rotated `q`
 ///
 /// # Panics
-/// As [`rotary`](crate::rotary) and [`store_kv`].
+/// As [`rotary`](crate::rotary) and [`store_kv`], and on a GPU if the cache holds e4m3 and the table rotates
+/// no multiple of 8 elements.
 pub fn rotary_and_store(
     q: Tensor<3>,
     k: Tensor<3>,
@@ -53,6 +54,14 @@ pub fn rotary_and_store(
     const OP: &str = "rotary_and_store";
     check_rotary(OP, &q, &k, positions, table);
     check::store(OP, &k, &v, cache, slots.num_tokens());
+    if cache.codes().is_some() {
+        let rotary_dim = table.rotary_dim();
+        let multiple = ops::e4m3_head_multiple(&q.device());
+        assert!(
+            rotary_dim.is_multiple_of(multiple),
+            "{OP}: the table rotates {rotary_dim} elements, a cache of e4m3 takes multiples of {multiple} here"
+        );
+    }
     if slots.num_tokens() == 0 {
         return q;
     }

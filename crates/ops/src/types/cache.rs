@@ -2,6 +2,8 @@
 
 use burn::tensor::{DType, Device, Int, Tensor};
 
+use crate::{check, ops};
+
 /// Sizes that all layers of a cache share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheGeometry {
@@ -56,6 +58,26 @@ pub enum CacheError {
         /// Tokens per block.
         block_size: usize,
     },
+    /// The device reads and writes several codes of e4m3 at a time.
+    #[error(
+        "on device {device}, a cache of e4m3 takes heads of a multiple of {multiple} elements, not of {head_dim}"
+    )]
+    HeadDim {
+        /// The device.
+        device: String,
+        /// Elements per head.
+        head_dim: usize,
+        /// What they must be a multiple of.
+        multiple: usize,
+    },
+    /// The device failed while the cache was made.
+    #[error("device {device} could not make the cache: {reason}")]
+    Device {
+        /// The device.
+        device: String,
+        /// In the backend's words.
+        reason: String,
+    },
     /// The device does not compute in this dtype.
     #[error("device {device} does not support a cache of dtype {dtype:?}")]
     UnsupportedDType {
@@ -72,7 +94,7 @@ pub enum CacheDType {
     /// As they come: f32, f16 or bf16.
     Float(DType),
     /// In 8 bits, of which four are exponent and three are mantissa (e4m3), times a scale for each key/value head. They come
-    /// and go in the dtype named here.
+    /// and go in the dtype named here. On a GPU, heads have a multiple of 8 elements.
     E4m3(DType),
 }
 
@@ -162,15 +184,27 @@ pub struct LayerKv {
     kv: Option<KvTensors>,
     geometry: CacheGeometry,
     dtype: CacheDType,
-    device: Device,
 }
 
 impl LayerKv {
     /// Takes over a user's own K and V tensors; they are copied if their rows have gaps between them.
     ///
     /// # Panics
-    /// If the shapes, dtypes or devices of the two differ.
+    /// If the shapes, dtypes or devices of the two differ, or the device fails.
     pub fn new(k: Tensor<4>, v: Tensor<4>) -> Self {
+        Self::of_floats(k, v).settled()
+    }
+
+    /// Takes over K and V as e4m3 codes in u8, whose values come and go in `dtype`, as [`new`](Self::new).
+    ///
+    /// # Panics
+    /// If the shapes, dtypes or devices differ, `dtype` is no float, the device does not take the heads
+    /// ([`CacheError::HeadDim`]), there is not a scale for each head, or the device fails.
+    pub fn e4m3(k: Tensor<4, Int>, v: Tensor<4, Int>, scales: CacheScales, dtype: DType) -> Self {
+        Self::of_codes(k, v, scales, dtype).settled()
+    }
+
+    fn of_floats(k: Tensor<4>, v: Tensor<4>) -> Self {
         assert_eq!(k.dims(), v.dims(), "K and V of a layer must have one shape");
         assert_eq!(
             k.dtype(),
@@ -188,31 +222,29 @@ impl LayerKv {
             k.reshape([len]).reshape(shape),
             v.reshape([len]).reshape(shape),
         );
-        settle(&k.device());
         Self {
             geometry,
             dtype: CacheDType::Float(k.dtype()),
-            device: k.device(),
             kv: Some(KvTensors::Float(k, v)),
         }
     }
 
-    /// Takes over K and V as e4m3 codes in u8, whose values come and go in `dtype`.
-    ///
-    /// # Panics
-    /// If the shapes, dtypes or devices differ, or there is not a scale for each head.
-    pub fn e4m3(k: Tensor<4, Int>, v: Tensor<4, Int>, scales: CacheScales, dtype: DType) -> Self {
+    fn of_codes(k: Tensor<4, Int>, v: Tensor<4, Int>, scales: CacheScales, dtype: DType) -> Self {
         assert_eq!(k.dims(), v.dims(), "K and V of a layer must have one shape");
         assert_eq!(
             (k.dtype(), v.dtype()),
             (DType::U8, DType::U8),
             "codes of K and V must be U8"
         );
+        check::float_dtype("LayerKv::e4m3", "what is stored", dtype);
         assert!(
             k.device() == v.device() && k.device() == scales.k.device(),
             "K, V and their scales must be on one device"
         );
         let geometry = geometry(k.dims());
+        if let Err(error) = check_e4m3_heads(geometry.head_dim, &k.device()) {
+            panic!("{error}");
+        }
         assert_eq!(
             scales.k.dims(),
             [geometry.num_kv_heads],
@@ -223,12 +255,17 @@ impl LayerKv {
             k.reshape([len]).reshape(shape),
             v.reshape([len]).reshape(shape),
         );
-        settle(&k.device());
         Self {
             geometry,
             dtype: CacheDType::E4m3(dtype),
-            device: k.device(),
             kv: Some(KvTensors::Codes(k, v, scales)),
+        }
+    }
+
+    fn settled(self) -> Self {
+        match settle(&self.device()) {
+            Ok(()) => self,
+            Err(error) => panic!("{error}"),
         }
     }
 
@@ -248,8 +285,14 @@ impl LayerKv {
     }
 
     /// The device.
+    ///
+    /// # Panics
+    /// If an earlier store on this layer was refused.
     pub fn device(&self) -> Device {
-        self.device.clone()
+        match self.tensors() {
+            KvTensors::Float(k, _) => k.device(),
+            KvTensors::Codes(k, ..) => k.device(),
+        }
     }
 
     /// The K tensor. A clone of it that lives on makes the next store panic.
@@ -324,9 +367,23 @@ const LOST: &str = "the layer's cache was lost in a refused store";
 const CODES: &str = "the layer's cache holds e4m3 codes; see `LayerKv::codes`";
 
 /// Waits until the device has let go of what made a cache: until then, a handle that it holds looks like one of somebody's.
-fn settle(device: &Device) {
-    // A device that fails here says so again where somebody can be told.
-    let _ = device.sync();
+fn settle(device: &Device) -> Result<(), CacheError> {
+    device.sync().map_err(|error| CacheError::Device {
+        device: format!("{device:?}"),
+        reason: error.to_string(),
+    })
+}
+
+fn check_e4m3_heads(head_dim: usize, device: &Device) -> Result<(), CacheError> {
+    let multiple = ops::e4m3_head_multiple(device);
+    match head_dim.is_multiple_of(multiple) {
+        true => Ok(()),
+        false => Err(CacheError::HeadDim {
+            device: format!("{device:?}"),
+            head_dim,
+            multiple,
+        }),
+    }
 }
 
 fn geometry([num_blocks, block_size, num_kv_heads, head_dim]: [usize; 4]) -> CacheGeometry {
@@ -350,7 +407,8 @@ impl PagedKvCache {
     /// Allocates a cache of zeros, one K and one V tensor per layer; e4m3 has scales of 1.
     ///
     /// # Errors
-    /// [`CacheError`] if a size is zero, the slots cannot be numbered by i32, or the device lacks the dtype.
+    /// [`CacheError`] if a size is zero, the slots cannot be numbered by i32, e4m3 does not take the heads, or the device lacks
+    /// the dtype or fails.
     pub fn new(
         num_layers: usize,
         geometry: CacheGeometry,
@@ -380,6 +438,9 @@ impl PagedKvCache {
                 block_size,
             });
         }
+        if matches!(dtype, CacheDType::E4m3(_)) {
+            check_e4m3_heads(geometry.head_dim, device)?;
+        }
         for dtype in [dtype.float(), dtype.stored()] {
             if !device.supports_dtype(dtype) {
                 return Err(CacheError::UnsupportedDType {
@@ -393,18 +454,21 @@ impl PagedKvCache {
             CacheDType::Float(dtype) => {
                 let zeros = || Tensor::<1>::zeros([num_elements], (device, dtype));
                 let zeros = || zeros().reshape(geometry.shape());
-                LayerKv::new(zeros(), zeros())
+                LayerKv::of_floats(zeros(), zeros())
             }
             CacheDType::E4m3(dtype) => {
                 let zeros = || Tensor::<1, Int>::zeros([num_elements], (device, DType::U8));
                 let zeros = || zeros().reshape(geometry.shape());
                 let scales = CacheScales::ones(geometry.num_kv_heads, device);
-                LayerKv::e4m3(zeros(), zeros(), scales, dtype)
+                LayerKv::of_codes(zeros(), zeros(), scales, dtype)
             }
         };
         // The cache lives as long as the engine: the persistent pool keeps it out of the way of a step's allocations.
-        let layers = device
-            .memory_persistent_allocations((), |()| (0..num_layers).map(|_| layer()).collect());
+        let (layers, settled) = device.memory_persistent_allocations((), |()| {
+            let layers = (0..num_layers).map(|_| layer()).collect();
+            (layers, settle(device))
+        });
+        settled?;
         Ok(Self {
             layers,
             geometry,

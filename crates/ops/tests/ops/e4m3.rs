@@ -1,15 +1,17 @@
 //! The cache of e4m3 codes: what is stored, what is read, and attention over it, on every device.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_paged::{
-    AttentionMetadata, AttentionMetadataBuilder, AttentionOptions, CacheDType, CacheGeometry,
-    CacheScales, LayerKv, PagedKvCache, RotaryTable, SequenceStep, SlotMapping, gather_kv,
-    paged_attention_with_lse, reference, rotary_and_store, store_kv,
+    AttentionMetadata, AttentionMetadataBuilder, AttentionOptions, CacheDType, CacheError,
+    CacheGeometry, CacheScales, LayerKv, PagedKvCache, RotaryTable, SequenceStep, SlotMapping,
+    gather_kv, paged_attention_with_lse, reference, rotary_and_store, store_kv,
 };
 
 use crate::{
     compare::assert_close,
-    devices::{Random, devices, dtypes, host, tensor},
+    devices::{Random, devices, dtypes, host, is_jit, tensor},
     oracle::{self, Inputs},
 };
 
@@ -204,6 +206,66 @@ fn a_cache_of_codes_has_a_byte_for_each_element_and_scales_of_1() {
         assert_eq!(block(dtype), 2 * 2 * 8 * 3 * 32);
         assert_eq!(block(DType::BF16.into()), 2 * block(dtype));
     }
+}
+
+#[test]
+fn heads_that_a_device_does_not_take_are_refused_when_a_cache_is_made() {
+    for (name, device) in devices() {
+        let geometry = CacheGeometry {
+            head_dim: 12,
+            ..GEOMETRY
+        };
+        let new = |dtype: CacheDType| PagedKvCache::new(1, geometry, dtype, &device).map(|_| ());
+        let refused = CacheError::HeadDim {
+            device: format!("{device:?}"),
+            head_dim: 12,
+            multiple: 8,
+        };
+        let codes = new(CacheDType::E4m3(DType::F32));
+        assert_eq!(codes.err(), is_jit(name).then_some(refused), "{name}");
+        assert_eq!(new(DType::F32.into()), Ok(()), "{name}");
+    }
+}
+
+/// The words of the panic of `call`, or nothing.
+fn panic_of(call: impl FnOnce()) -> String {
+    let Err(payload) = catch_unwind(AssertUnwindSafe(call)) else {
+        return String::new();
+    };
+    *payload.downcast::<String>().expect("a panic with values")
+}
+
+#[test]
+fn codes_of_heads_and_rotations_that_a_device_does_not_take_are_refused() {
+    for (name, device) in devices() {
+        let said = panic_of(|| {
+            let codes = || Tensor::zeros([2, 4, 3, 12], (&device, DType::U8));
+            LayerKv::e4m3(codes(), codes(), scales(&device), DType::F32);
+        });
+        let refused = said.contains("a multiple of 8 elements, not of 12");
+        assert_eq!(refused, is_jit(name), "{name}: {said}");
+
+        let mut cache = layer(DType::F32, &device);
+        let said = panic_of(|| {
+            let rows = |heads| Tensor::zeros([1, heads, 32], (&device, DType::F32));
+            let table = RotaryTable::new(&[1.0, 0.5, 0.3, 0.2, 0.1, 0.05], 1.0, 8, &device);
+            let positions = Tensor::from_data([3], (&device, DType::I32));
+            let slots = SlotMapping::new(vec![0], &device).unwrap();
+            let (q, k, v) = (rows(6), rows(3), rows(3));
+            rotary_and_store(q, k, v, &positions, &table, &mut cache, &slots);
+        });
+        let refused = said.contains("the table rotates 12 elements");
+        assert_eq!(refused, is_jit(name), "{name}: {said}");
+        // Either way, the cache is still there.
+        assert!(cache.codes().is_some());
+    }
+}
+
+#[test]
+#[should_panic(expected = "what is stored has dtype U8")]
+fn codes_of_no_float_are_refused() {
+    let (_, device) = devices().remove(0);
+    LayerKv::e4m3(codes(&device), codes(&device), scales(&device), DType::U8);
 }
 
 #[test]
