@@ -498,6 +498,10 @@ fn launch(
                     false => (problem.dtype, source.k.clone(), source.v.clone()),
                 };
                 let columns = spec.copy_columns();
+                let promotion = match tile.fetches_neighbours() {
+                    true => tma::Promotion::Two,
+                    false => tma::Promotion::Row,
+                };
                 hopper_decode_kernel::launch_unchecked(
                     launcher.client(),
                     count,
@@ -505,8 +509,8 @@ fn launch(
                     address,
                     // Queries are read in words of two elements, the output is written in vectors of four.
                     q.buffer_arg(2),
-                    tma::narrow_heads_map(&k, piece_keys, 1, columns),
-                    tma::narrow_heads_map(&v, piece_keys, 1, columns),
+                    tma::narrow_heads_map(&k, piece_keys, 1, columns, promotion),
+                    tma::narrow_heads_map(&v, piece_keys, 1, columns, promotion),
                     k_scales,
                     v_scales,
                     cu_seqlens_q.buffer_arg(1),

@@ -273,6 +273,15 @@ impl DecodeTile {
         }
         // Cubes that have more than a multiprocessor each take all of one.
         let alone = 2 * parts * cubes <= multiprocessors;
+        // On an H200, as many as fill rounds of cubes well. Heads of 128, 64 sequences of 8,192 tokens: 4 warps 523 us, 5 481; 8 of
+        // 32,768, in two parts: 4 warps 247 us, 6 242. Of eight bits, 64 of 1,024: 4 warps 41 us, 3 35; 8 of 32,768: 4 154 us, 6 133.
+        let wide = problem.head_dim > 64;
+        let warps = match (parts, wide, problem.is_fp8()) {
+            (2.., ..) => 6,
+            (_, true, true) => 3,
+            (_, true, false) => 5,
+            _ => 4,
+        };
         let tile = match alone {
             true => Self {
                 parts,
@@ -280,7 +289,11 @@ impl DecodeTile {
                 stages: 3,
                 ..tile
             },
-            false => Self { parts, ..tile },
+            false => Self {
+                parts,
+                warps,
+                ..tile
+            },
         };
         match narrow {
             // As many bytes on their way.
@@ -292,12 +305,11 @@ impl DecodeTile {
         }
     }
 
-    /// Whether keys go straight into registers faster: long tables of so many sequences that nothing is cut. On an H200, 64
-    /// sequences of 8,192 tokens, 8 key heads of 128: 488 us against 542; of 1,024 tokens 72 against 69. Not of eight bits,
-    /// whose bytes are half as many.
-    fn is_slower(facts: &DeviceFacts, problem: &AttentionProblem) -> bool {
-        let wide = problem.head_dim > 64 && problem.expected_keys > 4096 && !problem.is_fp8();
-        wide && Self::new(facts, problem).parts == 1
+    /// Whether neighbours in memory are fetched together: where each cube is one of many parts, few bytes are on their way, and those
+    /// that another copy or cube needs next come early. On an H200, one sequence of 32,768 tokens, heads of 128: 37 us with, 40
+    /// without; 64 of 1,024, with few parts: 72 with, 65 without.
+    pub(super) fn fetches_neighbours(self) -> bool {
+        self.parts > 2
     }
 
     /// Every way that the kernel knows for heads of `head_dim` elements, those of keys of `kv_bytes` bytes: for tests and
@@ -305,11 +317,11 @@ impl DecodeTile {
     pub fn all(head_dim: usize, kv_bytes: usize) -> Vec<Self> {
         let keys = Self::keys(head_dim, kv_bytes);
         let ways = match Self::row_bytes(head_dim, kv_bytes) {
-            64 => [(4, 4, keys), (4, 6, keys), (8, 6, keys)],
-            _ => [(4, 2, keys), (4, 3, keys), (8, 3, keys)],
+            64 => [(3, 4), (4, 4), (5, 4), (6, 4), (8, 6)],
+            _ => [(3, 2), (4, 2), (5, 2), (6, 2), (8, 3)],
         };
         let tiles = [1, 2, 4, 8].into_iter().flat_map(|parts| {
-            ways.map(|(warps, stages, keys)| Self {
+            ways.map(|(warps, stages)| Self {
                 parts,
                 warps,
                 stages,
@@ -525,7 +537,6 @@ fn choose(
         AttentionKernel::MmaPrefill
     } else if problem.num_tokens <= problem.num_seqs
         && options.fixed_split.is_none()
-        && !DecodeTile::is_slower(facts, problem)
         && runs(AttentionKernel::HopperDecode)
     {
         AttentionKernel::HopperDecode
@@ -856,12 +867,23 @@ mod tests {
         assert_eq!(parts(1, 8192), 8);
         assert_eq!(parts(1, 64), 1);
         assert_eq!(parts(256, 4096), 1);
-        assert_eq!(llama(256, 1, 8192).kernel, AttentionKernel::MmaDecode);
+        assert_eq!(parts(256, 8192), 1);
+        assert_eq!(llama(256, 1, 8192).kernel, AttentionKernel::HopperDecode);
         for num_seqs in [1, 2, 5, 8, 16, 100] {
             let plan = llama(num_seqs, 1, 1024);
             assert_eq!(plan.num_splits, 1);
             assert_eq!(plan.num_cubes, num_seqs * 8 * parts(num_seqs, 1024));
         }
+    }
+
+    #[test]
+    fn neighbours_of_keys_are_fetched_only_where_few_bytes_are_on_their_way() {
+        let fetches = |num_seqs, keys| {
+            let tile = llama(num_seqs, 1, keys).decode.unwrap();
+            tile.fetches_neighbours()
+        };
+        assert!(fetches(1, 8192));
+        assert!(!fetches(8, 8192) && !fetches(64, 1024) && !fetches(256, 8192));
     }
 
     #[test]

@@ -297,8 +297,8 @@ mod hopper {
                 launcher.client(),
                 CubeCount::Static(count(check, "cubes", cubes)?, 1, 1),
                 CubeDim::new_1d(spec.units()),
-                tma::matrix_map(operands.x, tokens),
-                tma::matrix_map(operands.weight, features),
+                tma::matrix_map(operands.x, tokens, tma::Promotion::Row),
+                tma::matrix_map(operands.weight, features, tma::Promotion::Row),
                 // Without a bias, nobody reads it.
                 operands.bias.unwrap_or(operands.x).buffer_arg(4),
                 operands.out.buffer_arg(4),
@@ -342,9 +342,9 @@ mod hopper {
                 launcher.client(),
                 CubeCount::Static(cubes, 1, 1),
                 CubeDim::new_1d(large::UNITS),
-                tma::matrix_map(operands.x, LARGE_TOKENS),
-                tma::matrix_map(operands.weight, columns),
-                tma::matrix_map(operands.out, wgmma::ROWS as usize),
+                tma::matrix_map(operands.x, LARGE_TOKENS, tma::Promotion::Two),
+                tma::matrix_map(operands.weight, columns, tma::Promotion::Two),
+                tma::matrix_map(operands.out, wgmma::ROWS as usize, tma::Promotion::Row),
                 // Without a bias, nobody reads it.
                 operands.bias.unwrap_or(operands.x).buffer_arg(1),
                 rows as u32,

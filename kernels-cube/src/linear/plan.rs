@@ -38,6 +38,9 @@ const MAX_NARROW_TOKENS: usize = 128;
 /// Most stages of a ring: what is in flight on a multiprocessor, 8 to 16 KB each, passes what memory needs long before.
 const MAX_STAGES: usize = 12;
 
+/// The same with few tokens, where the cubes of a cluster share a sum and have fewer steps each.
+const MAX_SHARED_STAGES: usize = 9;
+
 /// Steps along the sum that a part should have at least, to be worth its start.
 const MIN_STEPS: usize = 8;
 
@@ -175,10 +178,10 @@ impl LinearPlan {
         };
         // More than there are steps would never be filled.
         let steps = problem.in_features.div_ceil(STEP).div_ceil(parts as usize);
-        // Stages are small with the fewest tokens. For one token and 4,096 columns, 12 against 8 of them: 14.2 against 14.5 us
-        // where a cube has the whole sum (6,144 rows), 10.5 against 10.3 where a cluster shares it (4,096 rows).
-        let most = if tokens <= 16 && parts > 1 {
-            8
+        // Stages are small with few tokens. Of 4,096 columns, one token: 12 against 8 stages 14.2 against 14.5 us where a cube has the
+        // whole sum (6,144 rows), 9.7 and 9.8 where a cluster shares it (4,096 rows); with 32 tokens 9 against 12 10.0 against 10.2.
+        let most = if tokens <= 32 && parts > 1 {
+            MAX_SHARED_STAGES
         } else {
             MAX_STAGES
         };
