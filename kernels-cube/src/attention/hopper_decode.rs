@@ -765,7 +765,7 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
             at += comptime!(spec.tile.units());
         }
         // Nobody may leave while others read its output.
-        cluster::part();
+        cluster::sync();
     }
 }
 

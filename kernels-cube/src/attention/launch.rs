@@ -498,10 +498,7 @@ fn launch(
                     false => (problem.dtype, source.k.clone(), source.v.clone()),
                 };
                 let columns = spec.copy_columns();
-                let promotion = match tile.fetches_neighbours() {
-                    true => tma::Promotion::Two,
-                    false => tma::Promotion::Row,
-                };
+                let promotion = tma::Promotion::Row;
                 hopper_decode_kernel::launch_unchecked(
                     launcher.client(),
                     count,

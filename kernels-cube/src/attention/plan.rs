@@ -305,13 +305,6 @@ impl DecodeTile {
         }
     }
 
-    /// Whether neighbours in memory are fetched together: where each cube is one of many parts, few bytes are on their way, and those
-    /// that another copy or cube needs next come early. On an H200, one sequence of 32,768 tokens, heads of 128: 37 us with, 40
-    /// without; 64 of 1,024, with few parts: 72 with, 65 without.
-    pub(super) fn fetches_neighbours(self) -> bool {
-        self.parts > 2
-    }
-
     /// Every way that the kernel knows for heads of `head_dim` elements, those of keys of `kv_bytes` bytes: for tests and
     /// benches.
     pub fn all(head_dim: usize, kv_bytes: usize) -> Vec<Self> {
@@ -874,16 +867,6 @@ mod tests {
             assert_eq!(plan.num_splits, 1);
             assert_eq!(plan.num_cubes, num_seqs * 8 * parts(num_seqs, 1024));
         }
-    }
-
-    #[test]
-    fn neighbours_of_keys_are_fetched_only_where_few_bytes_are_on_their_way() {
-        let fetches = |num_seqs, keys| {
-            let tile = llama(num_seqs, 1, keys).decode.unwrap();
-            tile.fetches_neighbours()
-        };
-        assert!(fetches(1, 8192));
-        assert!(!fetches(8, 8192) && !fetches(64, 1024) && !fetches(256, 8192));
     }
 
     #[test]

@@ -17,14 +17,6 @@ pub(crate) fn sync() {
     gpu_asm!("barrier.cluster.wait.acquire.aligned;");
 }
 
-/// Waits until every unit of the cluster is done with the memory of others, so that a cube may end. Says nothing of what anybody wrote:
-/// [`sync`] would wait until the whole device could see it.
-#[cube]
-pub(crate) fn part() {
-    gpu_asm!("barrier.cluster.arrive.relaxed.aligned;");
-    gpu_asm!("barrier.cluster.wait.aligned;");
-}
-
 /// The same place in the shared memory of cube `rank` of the cluster.
 #[cube]
 pub(crate) fn address_in(address: u32, rank: u32) -> u32 {

@@ -269,7 +269,7 @@ pub(super) fn skinny_linear_kernel<F: Float>(
     }
     if comptime!(parts > 1) {
         // Nobody may leave while others read its sums.
-        cluster::part();
+        cluster::sync();
     }
 }
 
