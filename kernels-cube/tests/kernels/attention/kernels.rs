@@ -184,15 +184,15 @@ fn other_tiles(launcher: &Launcher, dtype: Dtype, case: &Case, fp8: bool) -> Vec
         return Vec::new();
     }
     let plain = case.window.is_none() && case.softcap.is_none() && case.fixed_split.is_none();
+    let kv_bytes = if fp8 { 1 } else { 2 };
     if case.lens == DECODE && case.block_size >= 16 && plain {
-        let kv_bytes = if fp8 { 1 } else { 2 };
         let tiles = DecodeTile::all(case.heads.head_dim, kv_bytes).into_iter();
         return tiles.map(AttentionChoice::Decode).collect();
     }
-    if fp8 || ![LONG, UNEVEN, PARTS].contains(&case.lens) {
+    if ![LONG, UNEVEN, PARTS].contains(&case.lens) {
         return Vec::new();
     }
-    let tiles = HopperTile::all(case.heads.head_dim).into_iter();
+    let tiles = HopperTile::all(case.heads.head_dim, kv_bytes).into_iter();
     tiles.map(AttentionChoice::Prefill).collect()
 }
 
