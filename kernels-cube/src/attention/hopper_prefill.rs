@@ -1081,19 +1081,35 @@ fn load_codes(
     sync_plane();
 }
 
-/// Turns the codes of a tile into elements of f16, where the products take them from: the share of one of the warps that do.
-///
+/// Where a unit reads 16 codes of one of eight keys, and where it writes the first eight elements of these, in bytes from the
+/// first key. The other eight elements lie where bit 4 differs; the next 64 codes of a key, where bit 6 does.
+#[derive(CubeType, Clone, Copy)]
+struct Conversion {
+    from: u32,
+    to: u32,
+}
+
 /// Four neighbouring units read 64 codes of a key, as they lie in 128 bytes of elements, and the next four those of the key
 /// whose number differs by 5: so that eight units meet all banks once, when they read as well as when they write.
 #[cube]
-fn convert(from: u32, to: u32, converter: u32, lane: u32, #[comptime] spec: HopperSpec) {
-    let span = comptime!(spec.code_span());
+fn conversion_of(lane: u32, #[comptime] span: u32) -> Conversion {
     let row = (lane / 8) ^ (lane / 4 % 2 * 5);
     let vector = lane % 4;
     // As the copy engine swizzles rows of 128 bytes, or pairs of rows of 64.
     let turned = vector ^ (row / comptime!(128 / span) % comptime!(span / 16));
-    let from = from + row * span + (turned << 4);
-    let to = to + shared::swizzled(row, 2 * vector);
+    Conversion {
+        from: row * span + (turned << 4),
+        to: shared::swizzled(row, 2 * vector),
+    }
+}
+
+/// Turns the codes of a tile into elements of f16, where the products take them from: the share of one of the warps that do.
+#[cube]
+fn convert(from: u32, to: u32, converter: u32, lane: u32, #[comptime] spec: HopperSpec) {
+    let span = comptime!(spec.code_span());
+    let own = conversion_of(lane, span);
+    let from = from + own.from;
+    let to = to + own.to;
     let columns = comptime!(spec.columns());
     let eights = comptime!(CONVERTED_KEYS / 8);
     let mut nth = converter;
@@ -1670,4 +1686,42 @@ fn turned(words: &Array<u32>, lane: u32) -> Vector<u32, Const<4>> {
     vector.insert(2usize, select(upper, w2, third));
     vector.insert(3usize, select(upper, w3, fourth));
     vector
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_warp_converts_every_code_of_eight_keys_and_meets_no_bank_twice() {
+        for (span, blocks) in [(64, 1), (128, 2)] {
+            let mut seen = vec![0; 8 * 4 * blocks as usize];
+            for block in 0..blocks {
+                let lanes = (0..32).map(|lane| conversion_of(lane, span));
+                let places: Vec<_> = lanes.map(|c| (c.from ^ (64 * block), c.to)).collect();
+                for eight in places.chunks(8) {
+                    let groups = |places: Vec<u32>| {
+                        let mut groups: Vec<u32> = places.iter().map(|at| at % 128 / 16).collect();
+                        groups.sort_unstable();
+                        groups
+                    };
+                    let all: Vec<u32> = (0..8).collect();
+                    assert_eq!(groups(eight.iter().map(|place| place.0).collect()), all);
+                    for half in [0, 16] {
+                        let written = eight.iter().map(|place| place.1 ^ half).collect();
+                        assert_eq!(groups(written), all);
+                    }
+                }
+                for (from, to) in places {
+                    // The vectors of codes and of elements, without the swizzles.
+                    let row = from / span;
+                    let vector = (from % span / 16) ^ (row / (128 / span) % (span / 16));
+                    assert_eq!(to, shared::swizzled(row, 2 * (vector % 4)));
+                    assert_eq!(vector / 4, block);
+                    seen[(row * span / 16 + vector) as usize] += 1;
+                }
+            }
+            assert!(seen.iter().all(|&times| times == 1), "{span}: {seen:?}");
+        }
+    }
 }
