@@ -113,18 +113,20 @@ impl HopperSpec {
         self.tile.warpgroups as u32
     }
 
-    /// Registers of a unit that only asks for tiles, or converts them, and of one that multiplies: all share 65,536.
+    /// Registers of a unit that only asks for tiles, or converts them, and of one that multiplies. All share what a cube starts
+    /// with, 168 for each unit of 384 or 128 of 512: who takes more waits for ever.
     fn producer_registers(self) -> u32 {
         match (self.tile.warpgroups, self.mma.fp8) {
             (2, false) => 40,
-            (2, true) => 48,
+            (2, true) => 56,
             _ => 32,
         }
     }
 
     fn consumer_registers(self) -> u32 {
-        match self.tile.warpgroups {
-            2 => 232,
+        match (self.tile.warpgroups, self.mma.fp8) {
+            (2, false) => 232,
+            (2, true) => 224,
             _ => 160,
         }
     }
@@ -382,8 +384,9 @@ pub(super) fn hopper_prefill_start_kernel(drawn: &mut [u32]) {
     }
 }
 
-/// Codes of eight bits are seen in pairs. `out` is seen in vectors of 16 bytes; parts lie one after the other, as rows of so many more tokens. `drawn` holds one
-/// number, 0 if cubes stay, and is for them alone. `group_size` query heads share a key head; `batch.group_size` of them share a tile.
+/// Codes of eight bits are seen in pairs. `out` is seen in vectors of 16 bytes; parts lie one after the other, as rows of so many
+/// more tokens. `drawn` holds one number, 0 if cubes stay, and is for them alone. `group_size` query heads share a key head;
+/// `batch.group_size` of them share a tile.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn hopper_prefill_kernel<F: Float>(
     q: &TensorMap<F, Tiled>,
@@ -1691,6 +1694,36 @@ fn turned(words: &Array<u32>, lane: u32) -> Vector<u32, Const<4>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn warpgroups_take_no_more_registers_than_a_cube_starts_with() {
+        for (head_dim, kv_bytes) in [(64, 2), (128, 2), (256, 2), (64, 1), (128, 1)] {
+            for tile in HopperTile::all(head_dim, kv_bytes) {
+                let spec = HopperSpec {
+                    tile,
+                    mma: MmaSpec {
+                        keys: KeySource::Paged,
+                        head_dim,
+                        softcapped: false,
+                        scaled_first: false,
+                        inline_ptx: true,
+                        by_shift: true,
+                        fp8: kv_bytes == 1,
+                    },
+                    kind: HalfType::F16,
+                    query: HalfType::F16,
+                    piece_keys: 16,
+                    by_slots: false,
+                    in_parts: false,
+                };
+                let groups = spec.consumers() + 1;
+                // A unit starts with a multiple of eight.
+                let start = 65_536 / tile.units() / 8 * 8 * groups;
+                let consumers = spec.consumers() * spec.consumer_registers();
+                assert!(spec.producer_registers() + consumers <= start, "{spec:?}");
+            }
+        }
+    }
 
     #[test]
     fn a_warp_converts_every_code_of_eight_keys_and_meets_no_bank_twice() {
