@@ -93,8 +93,8 @@ fn ways(
         ways.push(Some(AttentionChoice::Kernel(AttentionKernel::MmaDecode)));
         let tiles = DecodeTile::all(heads.head_dim, kv_dtype.size()).into_iter();
         ways.extend(tiles.map(AttentionChoice::Decode).map(Some));
-    } else if kv_dtype != Dtype::E4m3 {
-        let tiles = HopperTile::all(heads.head_dim).into_iter();
+    } else {
+        let tiles = HopperTile::all(heads.head_dim, kv_dtype.size()).into_iter();
         ways.extend(tiles.map(AttentionChoice::Prefill).map(Some));
     }
     ways

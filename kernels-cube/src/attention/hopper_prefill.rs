@@ -4,17 +4,22 @@
 //!
 //! Owns      cube: tiles of rows of one sequence, one after the other: neighbouring tokens of one query head, or of all heads
 //!           of a group where their number divides the rows; or a part of a tile's keys. warpgroup: 64 of the rows. One more
-//!           warp asks the copy engine for queries and keys, and one for values, ahead of need and across tiles of rows.
+//!           warp asks the copy engine for queries and keys, and one for values, ahead of need and across tiles of rows. Over
+//!           codes of eight bits, one warp asks for all, and three turn codes into elements.
 //! Order     the longest tiles of a sequence first. Cubes that stay draw their next tile from a counter: tiles differ too
 //!           much in length to be dealt beforehand, and some are not known to be empty.
 //! Memory    registers: scores, weights and output of a warpgroup. Shared: the queries of a tile; a ring of tiles of keys
-//!           and of values, in the order in which they are attended: from the last key to the first.
-//! Numerics  as `mma_prefill.rs`.
+//!           and of values, in the order in which they are attended: from the last key to the first. Before it, if keys are
+//!           codes, a shorter ring of these.
+//! Numerics  as `mma_prefill.rs`. Of eight bits, as `hopper_decode.rs`.
 //! Tails     a tile of keys that no row of the cube sees is not asked for, nor is a block. Single keys are tested only in
 //!           tiles that some row of a warp sees in part, or that miss a block; values that no row sees are overwritten with
 //!           zeros, because they may be anything and zero times NaN is NaN. What a tile has outside of a tensor is zero.
-//! Needs     a Hopper GPU; `head_dim` a multiple of 8, up to 256; heads at multiples of 16 bytes; blocks of 8, 16, 32, …
-//!           tokens.
+//! Eight     bits: a warpgroup's product takes elements of 16 bits from shared memory alone, so that codes come, two as an
+//!           element, into a ring of their own, and are converted into that of the elements. Products are of f16, in which an
+//!           instruction turns two codes; queries of bf16 become f16 where they lie, once for each tile of rows.
+//! Needs     a Hopper GPU; `head_dim` a multiple of 8, up to 256, or over eight bits of 16, up to 128; heads at multiples of 16
+//!           bytes; blocks of 8, 16, 32, … tokens.
 //! Source    FlashAttention-3 (arXiv:2407.08608), section 3.
 
 #![allow(
@@ -31,6 +36,7 @@ use super::mma::{
     MmaSpec, RowTile, exponent_base, exponent_factor, log_sum_exp, power, row_tile, score,
 };
 use super::plan::HopperTile;
+use crate::e4m3::code_pair;
 use crate::hopper::{HalfType, mbarrier, shared, tma, warpgroup, wgmma};
 use crate::layout::HeadLayout;
 use crate::paged::BlockTableShape;
@@ -44,6 +50,18 @@ const TURN_UNITS: u32 = 2 * warpgroup::UNITS;
 /// Numbers of tiles that a cube has drawn and not yet begun.
 const DRAWN: u32 = 2;
 
+/// Warps that convert codes of eight bits: those of the producer but the one that asks for them.
+const CONVERTERS: u32 = 3;
+
+/// Keys that a warp converts at a time.
+const CONVERTED_KEYS: u32 = 16;
+
+/// Of half a warp, each unit asks for a block of a tile of keys; of the other half, for one of values.
+const HALF_WARP: u32 = 16;
+
+/// In place of the lost blocks of a tile of codes: no tile comes any more.
+const NO_MORE: u32 = u32::MAX;
+
 /// By how much a largest score may grow, in powers of two, before earlier sums are scaled down to it: weights of 16 bits hold
 /// so much more than 1.
 const LAZY_POWERS: f32 = 8.0;
@@ -53,7 +71,10 @@ const LAZY_POWERS: f32 = 8.0;
 pub(super) struct HopperSpec {
     pub(super) tile: HopperTile,
     pub(super) mma: MmaSpec,
+    /// The type of the products.
     pub(super) kind: HalfType,
+    /// The type of queries and output.
+    pub(super) query: HalfType,
     /// Tokens of a block, up to the keys of a tile; with packed keys, those of a tile.
     pub(super) piece_keys: usize,
     /// Whether keys come by [`tma::load_slots`], all columns at once.
@@ -92,17 +113,20 @@ impl HopperSpec {
         self.tile.warpgroups as u32
     }
 
-    /// Registers of a unit that only asks for tiles, and of one that multiplies: all share 65,536.
+    /// Registers of a unit that only asks for tiles, or converts them, and of one that multiplies. All share what a cube starts
+    /// with, 168 for each unit of 384 or 128 of 512: who takes more waits for ever.
     fn producer_registers(self) -> u32 {
-        match self.tile.warpgroups {
-            2 => 40,
+        match (self.tile.warpgroups, self.mma.fp8) {
+            (2, false) => 40,
+            (2, true) => 56,
             _ => 32,
         }
     }
 
     fn consumer_registers(self) -> u32 {
-        match self.tile.warpgroups {
-            2 => 232,
+        match (self.tile.warpgroups, self.mma.fp8) {
+            (2, false) => 232,
+            (2, true) => 224,
             _ => 160,
         }
     }
@@ -146,7 +170,48 @@ impl HopperSpec {
 
     /// Barriers of a cube.
     fn barriers(self) -> usize {
-        4 * self.tile.stages + 2 + 2 * DRAWN as usize
+        4 * self.tile.stages + 2 + 2 * DRAWN as usize + 2 * self.tile.codes
+    }
+
+    /// Tiles that are on their way at a time.
+    fn asked_stages(self) -> u32 {
+        match self.mma.fp8 {
+            true => self.tile.codes as u32,
+            false => self.tile.stages as u32,
+        }
+    }
+
+    /// Arrivals that fill a stage: of the unit that names the bytes to come, or of the warps that convert.
+    fn fillers(self) -> u32 {
+        match self.mma.fp8 {
+            true => CONVERTERS,
+            false => 1,
+        }
+    }
+
+    /// Warps that take the numbers of drawn tiles: those that multiply, and the one that asks for values.
+    fn ticket_takers(self) -> u32 {
+        4 * self.consumers() + u32::from(!self.mma.fp8)
+    }
+
+    /// Bytes of a row of a tile of codes, over which it is swizzled: half of what its elements take.
+    fn code_span(self) -> u32 {
+        self.columns() * shared::SWIZZLE_BYTES / 2
+    }
+
+    /// Elements of 16 bits in a row of a tile of codes, two codes each.
+    pub(super) fn code_columns(self) -> usize {
+        self.code_span() as usize / 2
+    }
+
+    /// Bytes of the codes of a tile of keys or of values.
+    fn code_bytes(self) -> u32 {
+        self.tile.keys as u32 * self.code_span()
+    }
+
+    /// Whether queries must be brought into another type.
+    fn narrows_queries(self) -> bool {
+        self.query != self.kind
     }
 
     /// Bytes of the queries of a tile.
@@ -173,6 +238,10 @@ struct Places {
     values_empty: u32,
     drawn_full: u32,
     drawn_empty: u32,
+    /// The first tile of codes of keys; those of values follow.
+    codes: u32,
+    codes_full: u32,
+    codes_empty: u32,
 }
 
 #[cube]
@@ -185,6 +254,11 @@ impl Places {
     /// The values of a stage.
     fn values_at(&self, stage: u32, #[comptime] spec: HopperSpec) -> u32 {
         self.keys_at(stage, spec) + comptime!(spec.key_bytes())
+    }
+
+    /// The codes of keys, and behind them those of values, of a stage of codes.
+    fn codes_at(&self, stage: u32, #[comptime] spec: HopperSpec) -> u32 {
+        self.codes + stage * comptime!(2 * spec.code_bytes())
     }
 }
 
@@ -310,13 +384,16 @@ pub(super) fn hopper_prefill_start_kernel(drawn: &mut [u32]) {
     }
 }
 
-/// `out` is seen in vectors of 16 bytes; parts lie one after the other, as rows of so many more tokens. `drawn` holds one
-/// number, 0 if cubes stay, and is for them alone. `group_size` query heads share a key head; `batch.group_size` of them share a tile.
+/// Codes of eight bits are seen in pairs. `out` is seen in vectors of 16 bytes; parts lie one after the other, as rows of so many
+/// more tokens. `drawn` holds one number, 0 if cubes stay, and is for them alone. `group_size` query heads share a key head;
+/// `batch.group_size` of them share a tile.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn hopper_prefill_kernel<F: Float>(
     q: &TensorMap<F, Tiled>,
     k: &TensorMap<F, Tiled>,
     v: &TensorMap<F, Tiled>,
+    k_scales: &[f32],
+    v_scales: &[f32],
     cu_seqlens_q: &[i32],
     kv_lens: &[i32],
     block_table: &[i32],
@@ -346,8 +423,8 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
         comptime!(shared::SWIZZLE_ALIGN as usize),
     );
     let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(spec.barriers()), 8usize);
-    // For each stage, a bit for each block of its tile that is none of the cache's.
-    let mut missed = Shared::<[u32]>::new_slice(comptime!(spec.tile.stages));
+    // For each stage, and behind them for each stage of codes: a bit for each block of its tile that is none of the cache's.
+    let mut missed = Shared::<[u32]>::new_slice(comptime!(spec.tile.stages + spec.tile.codes));
     let mut tickets = Shared::<[u32]>::new_slice(comptime!(DRAWN as usize));
     let queries = shared::address(&memory);
     let queries_full = shared::address(&barriers);
@@ -362,6 +439,10 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
         values_empty: queries_full + comptime!(16 + 24 * stages),
         drawn_full: queries_full + comptime!(16 + 32 * stages),
         drawn_empty: queries_full + comptime!(16 + 32 * stages + 8 * DRAWN),
+        codes: queries + comptime!(spec.all_query_bytes() + 2 * stages * spec.key_bytes()),
+        codes_full: queries_full + comptime!(16 + 32 * stages + 16 * DRAWN),
+        codes_empty: queries_full
+            + comptime!(16 + 32 * stages + 16 * DRAWN + 8 * spec.tile.codes as u32),
     };
     let unit = UNIT_POS;
     if unit == 0 {
@@ -369,19 +450,23 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
         mbarrier::init(places.queries_empty, spec.consumers());
         #[unroll]
         for stage in 0..stages {
-            mbarrier::init(places.keys_full + comptime!(8 * stage), 1u32);
+            mbarrier::init(places.keys_full + comptime!(8 * stage), spec.fillers());
             mbarrier::init(places.keys_empty + comptime!(8 * stage), spec.consumers());
-            mbarrier::init(places.values_full + comptime!(8 * stage), 1u32);
+            mbarrier::init(places.values_full + comptime!(8 * stage), spec.fillers());
             mbarrier::init(places.values_empty + comptime!(8 * stage), spec.consumers());
         }
         #[unroll]
         for slot in 0..DRAWN {
             mbarrier::init(places.drawn_full + comptime!(8 * slot), 1u32);
-            // Every warp that multiplies, and the one that asks for values.
             mbarrier::init(
                 places.drawn_empty + comptime!(8 * slot),
-                comptime!(4 * spec.consumers() + 1),
+                spec.ticket_takers(),
             );
+        }
+        #[unroll]
+        for stage in 0..comptime!(spec.tile.codes as u32) {
+            mbarrier::init(places.codes_full + comptime!(8 * stage), 1u32);
+            mbarrier::init(places.codes_empty + comptime!(8 * stage), CONVERTERS);
         }
         mbarrier::fence_init();
     }
@@ -393,6 +478,10 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
         if unit < 32 {
             let q_map = tma::map_address(q);
             let k_map = tma::map_address(k);
+            let mut nth_piece = lane;
+            if comptime!(spec.mma.fp8) {
+                nth_piece = lane % HALF_WARP;
+            }
             let mut ring = ring_from(1u32);
             let mut query_parity = 1u32.runtime();
             let mut slots = ring_from(1u32);
@@ -428,27 +517,48 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                         &work.tile,
                         &work.part,
                         base,
-                        lane as i32,
+                        nth_piece as i32,
                         block_log2,
                         spec,
                     );
-                    mbarrier::wait(places.keys_empty + 8 * ring.stage, ring.parity);
-                    if comptime!(spec.is_paged()) {
+                    if comptime!(spec.mma.fp8) {
+                        mbarrier::wait(places.codes_empty + 8 * ring.stage, ring.parity);
                         sync_plane();
                         let lost = plane_ballot(piece.lost).extract(0usize);
                         if lane == 0 {
-                            missed[ring.stage as usize] = lost;
+                            // Both halves of the warp have found the same.
+                            missed[(stages + ring.stage) as usize] =
+                                lost & comptime!((1u32 << HALF_WARP) - 1);
                         }
+                        load_codes(
+                            places.codes_at(ring.stage, spec),
+                            k_map,
+                            tma::map_address(v),
+                            kv_head,
+                            &piece,
+                            places.codes_full + 8 * ring.stage,
+                            lane,
+                            spec,
+                        );
+                    } else {
+                        mbarrier::wait(places.keys_empty + 8 * ring.stage, ring.parity);
+                        if comptime!(spec.is_paged()) {
+                            sync_plane();
+                            let lost = plane_ballot(piece.lost).extract(0usize);
+                            if lane == 0 {
+                                missed[ring.stage as usize] = lost;
+                            }
+                        }
+                        load_piece(
+                            places.keys_at(ring.stage, spec),
+                            k_map,
+                            kv_head,
+                            &piece,
+                            places.keys_full + 8 * ring.stage,
+                            lane,
+                            spec,
+                        );
                     }
-                    load_piece(
-                        places.keys_at(ring.stage, spec),
-                        k_map,
-                        kv_head,
-                        &piece,
-                        places.keys_full + 8 * ring.stage,
-                        lane,
-                        spec,
-                    );
                     if nth == 0 {
                         // After the first keys: these need not wait until the last queries are done with.
                         mbarrier::wait(places.queries_empty, query_parity);
@@ -458,7 +568,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                         sync_plane();
                         query_parity ^= 1;
                     }
-                    ring.advance(stages);
+                    ring.advance(spec.asked_stages());
                 }
                 nth_work = deal.count;
                 if comptime!(spec.tile.stays) {
@@ -475,6 +585,52 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                     }
                     sync_plane();
                     slots.advance(DRAWN);
+                }
+            }
+            if comptime!(spec.mma.fp8) {
+                // Those who convert know of no tiles of rows: the next of codes is none.
+                mbarrier::wait(places.codes_empty + 8 * ring.stage, ring.parity);
+                if lane == 0 {
+                    missed[(stages + ring.stage) as usize] = NO_MORE;
+                    mbarrier::arrive(places.codes_full + 8 * ring.stage);
+                }
+            }
+        } else if comptime!(spec.mma.fp8) {
+            let converter = unit / 32 - 1;
+            let mut codes = ring_from(0u32);
+            let mut ring = ring_from(1u32);
+            mbarrier::wait(places.codes_full + 8 * codes.stage, codes.parity);
+            let mut lost = missed[(stages + codes.stage) as usize];
+            let mut is_value = 0u32.runtime();
+            while lost != NO_MORE {
+                // Keys and values in the order in which they are multiplied. One piece of code for both takes less registers.
+                let on = is_value * (places.values_full - places.keys_full) + 8 * ring.stage;
+                mbarrier::wait(places.keys_empty + on, ring.parity);
+                convert(
+                    places.codes_at(codes.stage, spec) + is_value * comptime!(spec.code_bytes()),
+                    places.keys_at(ring.stage, spec) + is_value * comptime!(spec.key_bytes()),
+                    converter,
+                    lane,
+                    spec,
+                );
+                if unit == 32 && is_value == 0 {
+                    missed[ring.stage as usize] = lost;
+                }
+                // The products read what ordinary stores have written.
+                shared::fence_async();
+                sync_plane();
+                if lane == 0 {
+                    mbarrier::arrive(places.keys_full + on);
+                }
+                is_value ^= 1;
+                if is_value == 0 {
+                    if lane == 0 {
+                        mbarrier::arrive(places.codes_empty + 8 * codes.stage);
+                    }
+                    ring.advance(stages);
+                    codes.advance(spec.asked_stages());
+                    mbarrier::wait(places.codes_full + 8 * codes.stage, codes.parity);
+                    lost = missed[(stages + codes.stage) as usize];
                 }
             }
         } else if unit < 64 {
@@ -535,7 +691,6 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
         let own_queries = places.queries + group * GROUP_BYTES;
         // The first of the columns of this unit.
         let column = (lane % 4 * 2) as i32;
-        let factor = exponent_factor(&params, spec.mma);
         let keys = comptime!(spec.tile.keys as i32);
         let own_turn = spec.first_turn() + group;
         let mut next_turn = own_turn + 1;
@@ -582,12 +737,25 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                     low_sum: 0.0f32.runtime(),
                     high_sum: 0.0f32.runtime(),
                 };
+                let mut scales = Scales {
+                    low: params.scale,
+                    high: params.scale,
+                };
+                let mut v_scale = 1.0f32.runtime();
+                if comptime!(spec.mma.fp8) {
+                    let k_scale = k_scales[work.head_tile * batch.group_size / group_size];
+                    scales.multiply(k_scale, k_scale);
+                }
                 wgmma::clear(spec.output());
                 if num_tiles > 0 {
                     let mut base = work.last_tile * keys;
                     // The scores of the first tile; from then on, those of a tile are formed while its predecessor's values
                     // are still being added.
                     mbarrier::wait(places.queries_full, query_parity);
+                    if comptime!(spec.narrows_queries()) {
+                        let narrowed = narrow_queries(own_queries, group, in_group, lane, spec);
+                        scales.multiply(narrowed.low, narrowed.high);
+                    }
                     mbarrier::wait(places.keys_full + 8 * ring.stage, ring.parity);
                     let lost = lost_blocks(&missed, ring.stage, spec);
                     wgmma::fence();
@@ -601,9 +769,10 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                         }
                     }
                     ring.advance(stages);
-                    read_scores(&mut scores, &params, spec);
+                    read_scores(&mut scores, &scales, &params, spec);
                     hide_unseen(&mut scores, base, column, &seen, lost, block_log2, spec);
-                    let _nothing_yet = rows.weigh(&mut scores, factor, spec);
+                    let _nothing_yet =
+                        rows.weigh(&mut scores, &scales.factors(&params, spec), spec);
                     set_weights(&scores, spec);
 
                     for nth in 1..num_tiles {
@@ -635,9 +804,9 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                                 mbarrier::arrive(places.queries_empty);
                             }
                         }
-                        read_scores(&mut scores, &params, spec);
+                        read_scores(&mut scores, &scales, &params, spec);
                         hide_unseen(&mut scores, base, column, &seen, lost, block_log2, spec);
-                        let kept = rows.weigh(&mut scores, factor, spec);
+                        let kept = rows.weigh(&mut scores, &scales.factors(&params, spec), spec);
 
                         wgmma::wait_after(rows.low_sum + rows.high_sum, places.queries, 0u32);
                         if leads {
@@ -659,6 +828,9 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                     wgmma::fence();
                     multiply_values(tile_values, spec);
                     wgmma::commit();
+                    if comptime!(spec.mma.fp8) {
+                        v_scale = v_scales[work.head_tile * batch.group_size / group_size];
+                    }
                     wgmma::wait(0u32);
                     if leads {
                         mbarrier::arrive(places.values_empty + 8 * value_ring.stage);
@@ -674,6 +846,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                     lane,
                     low_sum,
                     high_sum,
+                    v_scale,
                     &work,
                     &batch,
                     &out_layout,
@@ -684,12 +857,13 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                     if work.tile.has(row) {
                         let to = work.out_token(row, &batch) * batch.num_heads
                             + work.tile.head(row, work.head_tile, &batch);
-                        lse[to] = log_sum_exp(rows.low_max, low_sum, &params, mma);
+                        lse[to] = log_sum_exp(rows.low_max, low_sum, &scales.of_low(&params), mma);
                     }
                     if work.tile.has(row + 8) {
                         let to = work.out_token(row + 8, &batch) * batch.num_heads
                             + work.tile.head(row + 8, work.head_tile, &batch);
-                        lse[to] = log_sum_exp(rows.high_max, high_sum, &params, mma);
+                        lse[to] =
+                            log_sum_exp(rows.high_max, high_sum, &scales.of_high(&params), mma);
                     }
                 }
             } else if work.num_tiles > 0 {
@@ -871,6 +1045,234 @@ fn load_piece(
     sync_plane();
 }
 
+/// Asks for the codes of a tile of keys and of its values: units of the first half of the warp for a piece of keys each, those
+/// of the second half for one of values.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn load_codes(
+    target: u32,
+    k_map: u64,
+    v_map: u64,
+    head: u32,
+    piece: &Piece,
+    barrier: u32,
+    lane: u32,
+    #[comptime] spec: HopperSpec,
+) {
+    let num_pieces = comptime!((spec.tile.keys / spec.piece_keys) as u32);
+    let piece_bytes = comptime!(spec.piece_keys as u32 * spec.code_span());
+    let nth = lane % HALF_WARP;
+    let is_value = lane / HALF_WARP;
+    if lane == 0 {
+        mbarrier::arrive_expect(barrier, comptime!(2 * spec.code_bytes()).runtime());
+    }
+    sync_plane();
+    if nth < num_pieces {
+        let map = select(is_value == 1, v_map, k_map);
+        let target = target + is_value * comptime!(spec.code_bytes()) + nth * piece_bytes;
+        tma::load_heads(
+            target,
+            map + 0,
+            0u32.runtime(),
+            head,
+            piece.token,
+            piece.block,
+            barrier,
+            tma::Reuse::Often,
+        );
+    }
+    sync_plane();
+}
+
+/// Where a unit reads 16 codes of one of eight keys, and where it writes the first eight elements of these, in bytes from the
+/// first key. The other eight elements lie where bit 4 differs; the next 64 codes of a key, where bit 6 does.
+#[derive(CubeType, Clone, Copy)]
+struct Conversion {
+    from: u32,
+    to: u32,
+}
+
+/// Four neighbouring units read 64 codes of a key, as they lie in 128 bytes of elements, and the next four those of the key
+/// whose number differs by 5: so that eight units meet all banks once, when they read as well as when they write.
+#[cube]
+fn conversion_of(lane: u32, #[comptime] span: u32) -> Conversion {
+    let row = (lane / 8) ^ (lane / 4 % 2 * 5);
+    let vector = lane % 4;
+    // As the copy engine swizzles rows of 128 bytes, or pairs of rows of 64.
+    let turned = vector ^ (row / comptime!(128 / span) % comptime!(span / 16));
+    Conversion {
+        from: row * span + (turned << 4),
+        to: shared::swizzled(row, 2 * vector),
+    }
+}
+
+/// Turns the codes of a tile into elements of f16, where the products take them from: the share of one of the warps that do.
+#[cube]
+fn convert(from: u32, to: u32, converter: u32, lane: u32, #[comptime] spec: HopperSpec) {
+    let span = comptime!(spec.code_span());
+    let own = conversion_of(lane, span);
+    let from = from + own.from;
+    let to = to + own.to;
+    let columns = comptime!(spec.columns());
+    let eights = comptime!(CONVERTED_KEYS / 8);
+    let mut nth = converter;
+    while nth < comptime!(spec.tile.keys as u32 / CONVERTED_KEYS) {
+        let from = from + nth * comptime!(CONVERTED_KEYS * span);
+        let to = to + nth * comptime!(eights * spec.eight_keys_bytes());
+        let mut words = Array::<u32>::new(comptime!((4 * eights * columns) as usize));
+        #[unroll]
+        for eight in 0..eights {
+            #[unroll]
+            for block in 0..columns {
+                let read = shared::load_words(
+                    (from ^ comptime!(64 * block)) + comptime!(eight * 8 * span),
+                );
+                #[unroll]
+                for word in 0..4usize {
+                    words[comptime!((4 * (eight * columns + block)) as usize + word)] =
+                        read.extract(word);
+                }
+            }
+        }
+        #[unroll]
+        for eight in 0..eights {
+            #[unroll]
+            for block in 0..columns {
+                #[unroll]
+                for half in 0..2u32 {
+                    let first = comptime!((4 * (eight * columns + block) + 2 * half) as usize);
+                    let on =
+                        comptime!(block * spec.column_bytes() + eight * spec.eight_keys_bytes());
+                    shared::store_words(
+                        (to ^ comptime!(16 * half)) + on,
+                        code_pair(words[first], false),
+                        code_pair(words[first], true),
+                        code_pair(words[comptime!(first + 1)], false),
+                        code_pair(words[comptime!(first + 1)], true),
+                    );
+                }
+            }
+        }
+        // Not known ahead, or the loop would be unrolled into more registers than there are.
+        nth = warpgroup::not_ahead(nth) + CONVERTERS;
+    }
+}
+
+/// What a dot product of each of the two rows of a unit is multiplied with.
+#[derive(CubeType, Clone, Copy)]
+struct Scales {
+    low: f32,
+    high: f32,
+}
+
+/// What is left to multiply the scores of two rows with before their powers are taken.
+#[derive(CubeType, Clone, Copy)]
+struct Factors {
+    low: f32,
+    high: f32,
+}
+
+#[cube]
+impl Scales {
+    fn multiply(&mut self, low: f32, high: f32) {
+        self.low *= low;
+        self.high *= high;
+    }
+
+    /// `params` with the scale of the low row.
+    fn of_low(&self, params: &ScoreParams) -> ScoreParams {
+        ScoreParams {
+            scale: self.low,
+            softcap: params.softcap,
+        }
+    }
+
+    /// `params` with the scale of the high row.
+    fn of_high(&self, params: &ScoreParams) -> ScoreParams {
+        ScoreParams {
+            scale: self.high,
+            softcap: params.softcap,
+        }
+    }
+
+    fn factors(&self, params: &ScoreParams, #[comptime] spec: HopperSpec) -> Factors {
+        Factors {
+            low: exponent_factor(&self.of_low(params), spec.mma),
+            high: exponent_factor(&self.of_high(params), spec.mma),
+        }
+    }
+}
+
+/// Brings the queries of a warpgroup from bf16 into f16, with the largest of a row from 2¹³ on, and gives what products with the
+/// two rows of this unit are multiplied with.
+///
+/// A row whose largest is below 2⁻²⁷ is brought no further: what it loses is less than 2⁻⁶⁴.
+#[cube]
+fn narrow_queries(
+    queries: u32,
+    group: u32,
+    in_group: u32,
+    lane: u32,
+    #[comptime] spec: HopperSpec,
+) -> Scales {
+    // Two units take a row, half of each 64 columns.
+    let row = in_group / 2;
+    let first = in_group % 2 * 4;
+    let vectors = comptime!(4 * spec.tile.columns);
+    let mut words = Array::<u32>::new(comptime!(4 * vectors));
+    let mut largest = 0.0f32.runtime();
+    #[unroll]
+    for vector in 0..vectors {
+        let on = comptime!((vector / 4) as u32 * spec.query_bytes());
+        let place = queries + on + shared::swizzled(row, first + comptime!((vector % 4) as u32));
+        let read = shared::load_words(place);
+        #[unroll]
+        for word in 0..4usize {
+            let pair = read.extract(word);
+            largest = largest.max(f32::reinterpret((pair << 16) & 0x7fff_0000));
+            largest = largest.max(f32::reinterpret(pair & 0x7fff_0000));
+            words[comptime!(4 * vector + word)] = pair;
+        }
+    }
+    let others = warpgroup::exchange_words(u32::reinterpret(largest), 1u32);
+    // Up to the exponent of infinity, which stays one.
+    let exponent = u32::reinterpret(largest.max(f32::reinterpret(others))) >> 23;
+    let exponent = select(exponent < 100, 100u32, exponent);
+    let factor = f32::reinterpret((267 - exponent) << 23);
+    #[unroll]
+    for vector in 0..vectors {
+        let on = comptime!((vector / 4) as u32 * spec.query_bytes());
+        let place = queries + on + shared::swizzled(row, first + comptime!((vector % 4) as u32));
+        let mut halves = Array::<u32>::new(4usize);
+        #[unroll]
+        for word in 0..4usize {
+            let pair = words[comptime!(4 * vector + word)];
+            halves[word] = shared::pack(
+                f32::reinterpret(pair << 16) * factor,
+                f32::reinterpret(pair & 0xffff_0000) * factor,
+                spec.kind,
+            );
+        }
+        shared::store_words(
+            place,
+            halves[0usize],
+            halves[1usize],
+            halves[2usize],
+            halves[3usize],
+        );
+    }
+    shared::fence_async();
+    warpgroup::sync(group + 1, warpgroup::UNITS);
+    sync_plane();
+    // Units 2 r and 2 r + 1 of a warp have had row r of its 16.
+    let restored = f32::reinterpret((exponent - 13) << 23);
+    let owner = lane / 4 * 2;
+    Scales {
+        low: plane_shuffle(restored, owner),
+        high: plane_shuffle(restored, owner + 16),
+    }
+}
+
 /// The keys that all rows of a warp see, those past the sequence left out.
 #[cube]
 fn common_keys(tile: &RowTile, warp_row: i32, batch: &BatchShape, bounds: &MaskBounds) -> KeyRange {
@@ -927,10 +1329,20 @@ fn lost_blocks(missed: &Shared<[u32]>, stage: u32, #[comptime] spec: HopperSpec)
 
 /// Reads the scores of this unit.
 #[cube]
-fn read_scores(scores: &mut Array<f32>, params: &ScoreParams, #[comptime] spec: HopperSpec) {
+fn read_scores(
+    scores: &mut Array<f32>,
+    scales: &Scales,
+    params: &ScoreParams,
+    #[comptime] spec: HopperSpec,
+) {
     #[unroll]
     for i in 0..comptime!(spec.scores().registers()) {
-        scores[i] = score(wgmma::get(spec.scores(), i), params, spec.mma);
+        let dot = wgmma::get(spec.scores(), i);
+        if comptime!(i / 2 % 2 == 0) {
+            scores[i] = score(dot, &scales.of_low(params), spec.mma);
+        } else {
+            scores[i] = score(dot, &scales.of_high(params), spec.mma);
+        }
     }
 }
 
@@ -956,7 +1368,7 @@ impl RowPair {
     fn weigh(
         &mut self,
         scores: &mut Array<f32>,
-        factor: f32,
+        factors: &Factors,
         #[comptime] spec: HopperSpec,
     ) -> Kept {
         let fours = comptime!(spec.scores().registers() / 4);
@@ -970,24 +1382,33 @@ impl RowPair {
         }
         let low_best = warpgroup::row_max(low_best);
         let high_best = warpgroup::row_max(high_best);
-        let low_grown = (low_best - self.low_max) * factor;
-        let high_grown = (high_best - self.high_max) * factor;
+        let low_grown = (low_best - self.low_max) * factors.low;
+        let high_grown = (high_best - self.high_max) * factors.high;
         let low_best = select(low_grown > LAZY_POWERS, low_best, self.low_max);
         let high_best = select(high_grown > LAZY_POWERS, high_best, self.high_max);
-        let low = power((self.low_max - low_best) * factor, spec.mma);
-        let high = power((self.high_max - high_best) * factor, spec.mma);
-        let low_base = exponent_base(low_best, factor);
-        let high_base = exponent_base(high_best, factor);
+        let low = power((self.low_max - low_best) * factors.low, spec.mma);
+        let high = power((self.high_max - high_best) * factors.high, spec.mma);
+        let low_base = exponent_base(low_best, factors.low);
+        let high_base = exponent_base(high_best, factors.high);
         self.low_max = low_best;
         self.high_max = high_best;
         let mut low_sum = self.low_sum * low;
         let mut high_sum = self.high_sum * high;
         #[unroll]
         for i in 0..fours {
-            let low_a = power(scores[comptime!(4 * i)] * factor - low_base, spec.mma);
-            let low_b = power(scores[comptime!(4 * i + 1)] * factor - low_base, spec.mma);
-            let high_a = power(scores[comptime!(4 * i + 2)] * factor - high_base, spec.mma);
-            let high_b = power(scores[comptime!(4 * i + 3)] * factor - high_base, spec.mma);
+            let low_a = power(scores[comptime!(4 * i)] * factors.low - low_base, spec.mma);
+            let low_b = power(
+                scores[comptime!(4 * i + 1)] * factors.low - low_base,
+                spec.mma,
+            );
+            let high_a = power(
+                scores[comptime!(4 * i + 2)] * factors.high - high_base,
+                spec.mma,
+            );
+            let high_b = power(
+                scores[comptime!(4 * i + 3)] * factors.high - high_base,
+                spec.mma,
+            );
             low_sum += low_a + low_b;
             high_sum += high_a + high_b;
             scores[comptime!(4 * i)] = low_a;
@@ -1127,12 +1548,17 @@ fn write_output(
     lane: u32,
     low_sum: f32,
     high_sum: f32,
+    v_scale: f32,
     work: &Work,
     batch: &BatchShape,
     layout: &HeadLayout,
     #[comptime] spec: HopperSpec,
 ) {
-    wgmma::scale(norm(low_sum), norm(high_sum), spec.output());
+    wgmma::scale(
+        norm(low_sum, v_scale),
+        norm(high_sum, v_scale),
+        spec.output(),
+    );
     #[unroll]
     for half in 0..2usize {
         let row = row + comptime!(8 * half as i32);
@@ -1147,13 +1573,13 @@ fn write_output(
     }
 }
 
-/// What an output is multiplied with, whose weights sum up to `sum`.
+/// What an output is multiplied with, whose weights sum up to `sum` and whose values are `v_scale` times as large.
 #[cube]
-fn norm(sum: f32) -> f32 {
+fn norm(sum: f32, v_scale: f32) -> f32 {
     // A sum of zero means that no key was seen. A NaN must pass, so it is not compared with >.
     let mut norm = 1.0f32.runtime();
     if sum != 0.0 {
-        norm = 1.0 / sum;
+        norm = v_scale / sum;
     }
     norm
 }
@@ -1197,7 +1623,7 @@ fn write_halves(
             let from = comptime!((16 * four + 4 * vector + 2 * half) % spec.output().registers());
             let first = wgmma::get(spec.output(), from);
             let second = wgmma::get(spec.output(), comptime!(from + 1));
-            words[vector] = shared::pack(first, second, spec.kind);
+            words[vector] = shared::pack(first, second, spec.query);
         }
         let vector = turned(&words, lane);
         if is && own + comptime!(4 * four) < head_vectors {
@@ -1263,4 +1689,72 @@ fn turned(words: &Array<u32>, lane: u32) -> Vector<u32, Const<4>> {
     vector.insert(2usize, select(upper, w2, third));
     vector.insert(3usize, select(upper, w3, fourth));
     vector
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warpgroups_take_no_more_registers_than_a_cube_starts_with() {
+        for (head_dim, kv_bytes) in [(64, 2), (128, 2), (256, 2), (64, 1), (128, 1)] {
+            for tile in HopperTile::all(head_dim, kv_bytes) {
+                let spec = HopperSpec {
+                    tile,
+                    mma: MmaSpec {
+                        keys: KeySource::Paged,
+                        head_dim,
+                        softcapped: false,
+                        scaled_first: false,
+                        inline_ptx: true,
+                        by_shift: true,
+                        fp8: kv_bytes == 1,
+                    },
+                    kind: HalfType::F16,
+                    query: HalfType::F16,
+                    piece_keys: 16,
+                    by_slots: false,
+                    in_parts: false,
+                };
+                let groups = spec.consumers() + 1;
+                // A unit starts with a multiple of eight.
+                let start = 65_536 / tile.units() / 8 * 8 * groups;
+                let consumers = spec.consumers() * spec.consumer_registers();
+                assert!(spec.producer_registers() + consumers <= start, "{spec:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_warp_converts_every_code_of_eight_keys_and_meets_no_bank_twice() {
+        for (span, blocks) in [(64, 1), (128, 2)] {
+            let mut seen = vec![0; 8 * 4 * blocks as usize];
+            for block in 0..blocks {
+                let lanes = (0..32).map(|lane| conversion_of(lane, span));
+                let places: Vec<_> = lanes.map(|c| (c.from ^ (64 * block), c.to)).collect();
+                for eight in places.chunks(8) {
+                    let groups = |places: Vec<u32>| {
+                        let mut groups: Vec<u32> = places.iter().map(|at| at % 128 / 16).collect();
+                        groups.sort_unstable();
+                        groups
+                    };
+                    let all: Vec<u32> = (0..8).collect();
+                    assert_eq!(groups(eight.iter().map(|place| place.0).collect()), all);
+                    for half in [0, 16] {
+                        let written = eight.iter().map(|place| place.1 ^ half).collect();
+                        assert_eq!(groups(written), all);
+                    }
+                }
+                for (from, to) in places {
+                    // The vectors of codes and of elements, without the swizzles.
+                    let row = from / span;
+                    let vector = (from % span / 16) ^ (row / (128 / span) % (span / 16));
+                    assert_eq!(to, shared::swizzled(row, 2 * (vector % 4)));
+                    assert_eq!(vector / 4, block);
+                    seen[(row * span / 16 + vector) as usize] += 1;
+                }
+            }
+            assert!(seen.iter().all(|&times| times == 1), "{span}: {seen:?}");
+        }
+    }
 }

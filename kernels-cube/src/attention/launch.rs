@@ -183,8 +183,9 @@ fn attend(
                 AttentionChoice::Prefill(chosen) => tile = chosen,
                 AttentionChoice::Decode(chosen) => decode = chosen,
             }
-            let known = HopperTile::all(problem.head_dim).contains(&tile)
-                && DecodeTile::all(problem.head_dim, problem.kv_dtype.size()).contains(&decode);
+            let kv_bytes = problem.kv_dtype.size();
+            let known = HopperTile::all(problem.head_dim, kv_bytes).contains(&tile)
+                && DecodeTile::all(problem.head_dim, kv_bytes).contains(&decode);
             if !known {
                 return check.unsupported(format!("{choice:?} for heads of {}", problem.head_dim));
             }
@@ -529,16 +530,35 @@ fn launch(
             }
             #[cfg(feature = "hopper")]
             AttentionKernel::HopperPrefill => {
-                let (Some(kind), Some(tile)) = (HalfType::of(problem.dtype), plan.tile) else {
+                let (Some(query), Some(tile)) = (HalfType::of(problem.dtype), plan.tile) else {
                     return check.unsupported(format!("HopperPrefill for {:?}", problem.dtype));
                 };
                 let group = problem.num_heads / problem.num_kv_heads;
                 let heads = tile.heads(group);
                 let piece_keys = source.block_size().unwrap_or(tile.keys).min(tile.keys);
                 let by_slots = HopperTile::by_slots(problem);
-                let map = |keys| match by_slots {
-                    true => tma::slots_map(keys, piece_keys),
-                    false => tma::heads_map(keys, piece_keys, 1),
+                // Vectors of 16 bytes.
+                let in_parts = plan.num_splits > 1;
+                let n = if in_parts { 4 } else { n };
+                let spec = HopperSpec {
+                    tile,
+                    mma: mma_spec,
+                    kind: if problem.is_fp8() {
+                        HalfType::F16
+                    } else {
+                        query
+                    },
+                    query,
+                    piece_keys,
+                    by_slots,
+                    in_parts,
+                };
+                let map = |keys: &TensorRef| match (problem.is_fp8(), by_slots) {
+                    (true, _) => {
+                        tma::narrow_heads_map(&in_pairs(keys), piece_keys, 1, spec.code_columns())
+                    }
+                    (false, true) => tma::slots_map(keys, piece_keys),
+                    (false, false) => tma::heads_map(keys, piece_keys, 1),
                 };
                 let pieces = plan.num_tiles * plan.num_splits;
                 // Of this launch alone, so that launches of two streams do not draw from one another.
@@ -552,9 +572,6 @@ fn launch(
                         drawn.buffer_arg(1),
                     );
                 }
-                // Vectors of 16 bytes.
-                let in_parts = plan.num_splits > 1;
-                let n = if in_parts { 4 } else { n };
                 hopper_prefill_kernel::launch_unchecked(
                     launcher.client(),
                     count,
@@ -563,6 +580,8 @@ fn launch(
                     tma::heads_map(q, tile.rows() / heads, heads),
                     map(source.k),
                     map(source.v),
+                    k_scales,
+                    v_scales,
                     cu_seqlens_q.buffer_arg(1),
                     source.kv_lens.buffer_arg(1),
                     source.block_table.buffer_arg(1),
@@ -583,14 +602,7 @@ fn launch(
                     group,
                     DealLaunch::new(pieces, plan.num_cubes, plan.num_splits),
                     block_log2,
-                    HopperSpec {
-                        tile,
-                        mma: mma_spec,
-                        kind,
-                        piece_keys,
-                        by_slots,
-                        in_parts,
-                    },
+                    spec,
                     problem.dtype,
                 );
             }

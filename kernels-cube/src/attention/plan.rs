@@ -62,10 +62,11 @@ impl AttentionKernel {
                     problem.dtype,
                     ElemType::Float(FloatKind::F16 | FloatKind::BF16)
                 );
-                // Its product takes keys and values as they lie in shared memory, which the copy engine does not convert.
+                // Two codes are an element to the copy engine; of wider heads, nothing is left for them in shared memory.
+                let codes = problem.head_dim.is_multiple_of(16) && problem.head_dim <= 128;
                 facts.hopper
                     && half
-                    && !problem.is_fp8()
+                    && (!problem.is_fp8() || codes)
                     && vector_size >= mma::VECTOR
                     && problem.head_dim.is_multiple_of(mma::VECTOR)
                     && problem.max_keys > 0
@@ -100,6 +101,8 @@ pub struct HopperTile {
     pub(super) columns: usize,
     /// Tiles of keys and of values in shared memory.
     pub(super) stages: usize,
+    /// Tiles of keys and of values that are in shared memory as codes of eight bits; 0 where there are none.
+    pub(super) codes: usize,
     /// Warpgroups that multiply, 64 rows each.
     pub(super) warpgroups: usize,
     /// Whether a cube takes one tile of rows after the other.
@@ -113,7 +116,7 @@ impl HopperTile {
     /// mixed lengths 548 against 622; 16 times 128 tokens over 4,096 227 against 229, decodes and chunks in one call 362 against
     /// 383. A third stage gains nothing: 321, 868, 549, 227 and 373.
     pub(super) fn new(facts: &DeviceFacts, problem: &AttentionProblem) -> Self {
-        let [stays, leaves] = Self::all(problem.head_dim);
+        let [stays, leaves] = Self::all(problem.head_dim, problem.kv_dtype.size());
         let pieces = stays.expected(problem) * stays.num_parts(facts, problem);
         match pieces <= facts.num_multiprocessors.unwrap_or(1) as usize {
             true => leaves,
@@ -121,19 +124,22 @@ impl HopperTile {
         }
     }
 
-    /// The tiles for heads of `head_dim` elements: for cubes that take one tile of rows after the other, and for those that
-    /// take one.
-    pub fn all(head_dim: usize) -> [Self; 2] {
+    /// The tiles for heads of `head_dim` elements, those of keys of `kv_bytes` bytes: for cubes that take one tile of rows after
+    /// the other, and for those that take one.
+    pub fn all(head_dim: usize, kv_bytes: usize) -> [Self; 2] {
+        let fp8 = kv_bytes == 1;
         let tile = |stays: bool| Self {
             keys: 128,
             columns: head_dim.div_ceil(64),
-            stages: if stays { 2 } else { 3 },
+            stages: if stays || fp8 { 2 } else { 3 },
+            codes: if fp8 { 2 } else { 0 },
             warpgroups: 2,
             stays,
         };
         [true, false].map(|stays| match head_dim {
             ..=64 => Self {
                 stages: 4,
+                codes: if fp8 { 3 } else { 0 },
                 warpgroups: 3,
                 ..tile(stays)
             },
@@ -162,9 +168,10 @@ impl HopperTile {
         128 * (self.warpgroups as u32 + 1)
     }
 
-    /// Bytes of shared memory without barriers: queries and a ring of stages, rows of 64 elements of 16 bits.
+    /// Bytes of shared memory without barriers: queries and a ring of stages, rows of 64 elements of 16 bits; and a ring of codes,
+    /// half as large.
     pub(super) fn data_bytes(self) -> usize {
-        (self.rows() + 2 * self.keys * self.stages) * self.columns * 128
+        (self.rows() + self.keys * (2 * self.stages + self.codes)) * self.columns * 128
     }
 
     /// Whether a copy can take the keys of a tile out of blocks of `block_size`: whole blocks, or a part of one, that begin
@@ -184,7 +191,7 @@ impl HopperTile {
     /// Whether one copy brings all columns of the keys of a block: where they are a multiple of what a copy takes, and more.
     pub(super) fn by_slots(problem: &AttentionProblem) -> bool {
         let whole = problem.head_dim > 64 && problem.head_dim.is_multiple_of(64);
-        whole && problem.block_size.is_some()
+        whole && problem.block_size.is_some() && !problem.is_fp8()
     }
 
     /// Tiles of rows of `problem`.
@@ -740,16 +747,20 @@ mod tests {
 
     #[test]
     fn tiles_for_hopper_fit_into_shared_memory() {
-        for head_dim in [8, 64, 72, 128, 136, 256] {
-            for tile in HopperTile::all(head_dim) {
-                let barriers = 8 * (4 * tile.stages + 6) + 4 * tile.stages + 8;
+        let two_bytes = [8, 64, 72, 128, 136, 256].map(|head_dim| (head_dim, 2));
+        let one_byte = [16, 64, 80, 128].map(|head_dim| (head_dim, 1));
+        for (head_dim, kv_bytes) in two_bytes.into_iter().chain(one_byte) {
+            for tile in HopperTile::all(head_dim, kv_bytes) {
+                let stages = tile.stages + tile.codes;
+                let barriers = 8 * (4 * stages + 6) + 4 * stages + 8;
                 assert!(tile.data_bytes() + barriers <= gpu().max_shared_memory_bytes);
                 assert!(tile.columns * 64 >= head_dim && tile.stages >= 2);
+                assert_eq!(tile.codes >= 2, kv_bytes == 1);
             }
         }
         let of = |warpgroups| HopperTile {
             warpgroups,
-            ..HopperTile::all(64)[0]
+            ..HopperTile::all(64, 2)[0]
         };
         let heads = [1, 3, 4, 7, 8, 128, 256].map(|group| of(2).heads(group));
         assert_eq!(heads, [1, 1, 4, 1, 8, 128, 1]);
@@ -817,7 +828,7 @@ mod tests {
         let few = plan(&problem);
         assert_eq!(few.kernel, AttentionKernel::HopperPrefill);
         assert!(few.num_splits >= 4 && !few.tile.unwrap().draws(), "{few:?}");
-        assert!(HopperTile::all(64)[0].expected(&problem) * few.num_splits <= multiprocessors);
+        assert!(HopperTile::all(64, 2)[0].expected(&problem) * few.num_splits <= multiprocessors);
         // A merge would take as long as it saves.
         let short = AttentionProblem {
             max_keys: 512,
@@ -916,17 +927,19 @@ mod tests {
             hopper: false,
             ..gpu()
         };
-        use AttentionKernel::{HopperDecode, MmaDecode, MmaPrefill, Portable};
+        use AttentionKernel::{HopperDecode, HopperPrefill, MmaDecode, MmaPrefill, Portable};
         for head_dim in [64, 80, 128] {
             assert_eq!(kernel(gpu(), 300, head_dim, None), HopperDecode);
             assert_eq!(kernel(ampere(), 300, head_dim, None), MmaDecode);
             for facts in [gpu(), ampere()] {
-                assert_eq!(kernel(facts.clone(), 301, head_dim, None), MmaDecode);
-                assert_eq!(kernel(facts, 60_000, head_dim, None), MmaPrefill);
+                assert_eq!(kernel(facts, 301, head_dim, None), MmaDecode);
             }
+            assert_eq!(kernel(gpu(), 60_000, head_dim, None), HopperPrefill);
+            assert_eq!(kernel(ampere(), 60_000, head_dim, None), MmaPrefill);
             assert_eq!(kernel(cpu(), 300, head_dim, None), Portable);
         }
         assert_eq!(kernel(gpu(), 300, 72, None), MmaDecode);
+        assert_eq!(kernel(gpu(), 60_000, 72, None), MmaPrefill);
         assert_eq!(kernel(gpu(), 300, 128, Some(256)), MmaDecode);
         assert_eq!(kernel(gpu(), 60_000, 256, None), Portable);
     }

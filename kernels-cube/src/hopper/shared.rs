@@ -74,6 +74,28 @@ pub(crate) fn load_f32x4(address: u32) -> Vector<f32, Const<4>> {
     words
 }
 
+/// Four words of anything; the address is a multiple of 16.
+#[cube]
+pub(crate) fn load_words(address: u32) -> Vector<u32, Const<4>> {
+    let words: Vector<u32, Const<4>>;
+    gpu_asm!("ld.shared.v4.b32 {}, [{}];", out(_) words, in(_) address);
+    words
+}
+
+/// Stores four words of anything; the address is a multiple of 16.
+#[cube]
+pub(crate) fn store_words(address: u32, w0: u32, w1: u32, w2: u32, w3: u32) {
+    // As values, not as addresses of variables.
+    let w0 = w0 + 0;
+    let w1 = w1 + 0;
+    let w2 = w2 + 0;
+    let w3 = w3 + 0;
+    gpu_asm!(
+        "st.shared.v4.b32 [{}], {{{}, {}, {}, {}}};",
+        in(_) address, in(_) w0, in(_) w1, in(_) w2, in(_) w3
+    );
+}
+
 /// Stores 16 bytes of zeros; the address is a multiple of 16.
 #[cube]
 pub(crate) fn store_zeros(address: u32) {

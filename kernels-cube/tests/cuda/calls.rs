@@ -392,7 +392,7 @@ impl Calls {
                 }
                 for head_dim in [64, 128, 256] {
                     let heads = Heads::new(32, 8, head_dim);
-                    for (nth, tile) in HopperTile::all(head_dim).into_iter().enumerate() {
+                    for (nth, tile) in HopperTile::all(head_dim, 2).into_iter().enumerate() {
                         self.choice = Some(AttentionChoice::Prefill(tile));
                         let mut promise = hopper_prefill(head_dim);
                         if tile.draws() {
@@ -411,7 +411,7 @@ impl Calls {
                     self.paged("prefill in parts", 512, heads, causal, promise);
                 }
                 for heads in [Heads::new(9, 3, 64), Heads::new(8, 2, 128)] {
-                    for tile in HopperTile::all(heads.head_dim) {
+                    for tile in HopperTile::all(heads.head_dim, 2) {
                         if !tile.draws() {
                             continue;
                         }
@@ -541,6 +541,35 @@ impl Calls {
         let llama = Heads::new(32, 8, 128);
         if self.dtype != F32 {
             if cfg!(feature = "hopper") {
+                for head_dim in [64, 96, 128] {
+                    let heads = Heads::new(32, 8, head_dim);
+                    let plain = hopper_prefill(head_dim);
+                    self.choice = None;
+                    self.paged("prefill", 512, heads, causal, plain);
+                    if head_dim > 64 {
+                        self.paged("prefill window, softcap", 512, heads, every, plain);
+                    }
+                    for (nth, tile) in HopperTile::all(head_dim, 1).into_iter().enumerate() {
+                        self.choice = Some(AttentionChoice::Prefill(tile));
+                        let mut promise = plain;
+                        if tile.draws() {
+                            promise.kernels = &["hopper_prefill_start_kernel", HOPPER_KERNEL];
+                        }
+                        self.paged(&format!("prefill tile {nth}"), 512, heads, causal, promise);
+                    }
+                    // A few heads, whose keys are cut into parts.
+                    let heads = Heads::new(4, 1, head_dim);
+                    for tile in HopperTile::all(head_dim, 1) {
+                        self.choice = Some(AttentionChoice::Prefill(tile));
+                        let mut promise = plain;
+                        promise.kernels = match tile.draws() {
+                            true => &["hopper_prefill_start_kernel", HOPPER_KERNEL, "merge_kernel"],
+                            false => &[HOPPER_KERNEL, "merge_kernel"],
+                        };
+                        let form = if tile.draws() { "drawn parts" } else { "parts" };
+                        self.paged(&format!("prefill in {form}"), 512, heads, causal, promise);
+                    }
+                }
                 // In clusters, and each cube on its own.
                 for num_tokens in [4, 512] {
                     let form = format!("decode {num_tokens}");

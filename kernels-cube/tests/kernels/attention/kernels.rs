@@ -93,6 +93,8 @@ const CASES: &[Case] = &[
     BASE,
     Case { lens: PROMPT, heads: heads(1, 2, 128), q_bound: 30.0, ..BASE },
     Case { lens: PROMPT, heads: heads(4, 2, 64), block_size: 64, ..BASE },
+    Case { lens: PROMPT, heads: heads(4, 2, 64), block_size: 64, q_bound: 0.0, ..BASE },
+    Case { lens: PROMPT, heads: heads(4, 2, 64), block_size: 64, q_bound: 1e-9, ..BASE },
     Case { heads: heads(3, 2, 64), block_size: 5, ..BASE },
     Case { heads: heads(7, 1, 80), block_size: 1, ..BASE },
     Case { heads: heads(8, 1, 96), block_size: 256, ..BASE },
@@ -111,6 +113,7 @@ const CASES: &[Case] = &[
     Case { lens: LONG, heads: heads(8, 1, 128), block_size: 256, window: Some(150), ..BASE },
     Case { lens: LONG, heads: heads(2, 2, 96), block_size: 32, softcap: Some(5.0), ..BASE },
     Case { lens: LONG, heads: heads(2, 1, 256), block_size: 128, ..BASE },
+    Case { lens: LONG, heads: heads(4, 1, 80), block_size: 8, q_bound: 30.0, ..BASE },
     Case { lens: LONG, heads: heads(1, 2, 72), layout: Layout::Transposed, window: Some(64), causal: false, ..BASE },
     Case { lens: UNEVEN, ..BASE },
     Case { lens: UNEVEN, heads: heads(3, 3, 64), q_bound: 30.0, ..BASE },
@@ -184,15 +187,15 @@ fn other_tiles(launcher: &Launcher, dtype: Dtype, case: &Case, fp8: bool) -> Vec
         return Vec::new();
     }
     let plain = case.window.is_none() && case.softcap.is_none() && case.fixed_split.is_none();
+    let kv_bytes = if fp8 { 1 } else { 2 };
     if case.lens == DECODE && case.block_size >= 16 && plain {
-        let kv_bytes = if fp8 { 1 } else { 2 };
         let tiles = DecodeTile::all(case.heads.head_dim, kv_bytes).into_iter();
         return tiles.map(AttentionChoice::Decode).collect();
     }
-    if fp8 || ![LONG, UNEVEN, PARTS].contains(&case.lens) {
+    if ![LONG, UNEVEN, PARTS].contains(&case.lens) {
         return Vec::new();
     }
-    let tiles = HopperTile::all(case.heads.head_dim).into_iter();
+    let tiles = HopperTile::all(case.heads.head_dim, kv_bytes).into_iter();
     tiles.map(AttentionChoice::Prefill).collect()
 }
 
