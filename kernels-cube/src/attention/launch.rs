@@ -554,9 +554,13 @@ fn launch(
                     in_parts,
                 };
                 let map = |keys: &TensorRef| match (problem.is_fp8(), by_slots) {
-                    (true, _) => {
-                        tma::narrow_heads_map(&in_pairs(keys), piece_keys, 1, spec.code_columns())
-                    }
+                    (true, _) => tma::narrow_heads_map(
+                        &in_pairs(keys),
+                        piece_keys,
+                        1,
+                        spec.code_columns(),
+                        tma::Promotion::Two,
+                    ),
                     (false, true) => tma::slots_map(keys, piece_keys),
                     (false, false) => tma::heads_map(keys, piece_keys, 1),
                 };
