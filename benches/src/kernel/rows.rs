@@ -171,9 +171,9 @@ impl fmt::Display for KernelReport {
         }
         writeln!(
             f,
-            "\n| case | device | path | us | spread | queued us | host us | rate | fraction | error | to first |"
+            "\n| case | device | path | us | spread | queued us | host us | caller us | rate | fraction | error | to first |"
         )?;
-        writeln!(f, "|---|---|---|---|---|---|---|---|---|---|---|")?;
+        writeln!(f, "|---|---|---|---|---|---|---|---|---|---|---|---|")?;
         for row in &self.rows {
             writeln!(f, "{}", table_row(row))?;
         }
@@ -211,11 +211,14 @@ fn table_row(row: &KernelRow) -> String {
     }
     let mark = if times.is_host_bound() { " (h)" } else { "" };
     format!(
-        "| {name} | {device} | {path} | {:.1}{mark} | {:.0}% | {:.1} | {:.1} | {rate} | {} | {error} | {} |",
+        "| {name} | {device} | {path} | {:.1}{mark} | {:.0}% | {:.1} | {:.1} | {} | {rate} | {} | {error} | {} |",
         times.us,
         100.0 * times.spread(),
         times.us_queued,
         times.us_host,
+        times
+            .us_caller
+            .map_or("-".to_owned(), |us| format!("{us:.1}")),
         optional(row.fraction),
         optional(row.ratio),
     )

@@ -19,6 +19,10 @@ pub(super) type Launch<'a> = dyn Fn(usize) -> Result<(), String> + Sync + 'a;
 
 /// Launches of one recording, at most.
 const MAX_RECORDED: usize = 256;
+/// Launches of a burst on an idle device: the runtime's queue takes twice as many tasks, so that the caller never waits.
+const BURST: usize = 16;
+/// Bursts, of which the median counts.
+const BURSTS: usize = 9;
 /// Seconds per launch from which on no gap between launches shows, so that nothing is recorded.
 const LONG_LAUNCH: f64 = 30e-3;
 
@@ -48,8 +52,11 @@ pub struct Times {
     pub us_queued: f64,
     /// Window around recorded launches over their number.
     pub us_graph: Option<f64>,
-    /// Host time to queue one launch, checks and plan included.
+    /// Host time to queue one launch, checks, plan and the driver's part included, which elsewhere are those of two threads.
     pub us_host: f64,
+    /// Host time of who calls a launch: checks, plan, what the kernel needs to know, and handing it over to the runtime's
+    /// thread. `None` where a launch returns when its work is done.
+    pub us_caller: Option<f64>,
     /// Whether a launch returns when its work is done, so that the host's time is that of the work.
     pub synchronous: bool,
     /// Launches of one window.
@@ -81,6 +88,7 @@ impl Times {
             "us_queued": self.us_queued,
             "us_graph": self.us_graph,
             "us_host": self.us_host,
+            "us_caller": self.us_caller,
             "host_bound": self.is_host_bound(),
             "launches": self.launches,
             "samples": self.samples,
@@ -118,6 +126,14 @@ pub(super) fn measure(
         queue(sets.min(4))?;
         device.sync()
     })?;
+    let bursts = (0..BURSTS)
+        .map(|_| {
+            device.sync()?;
+            Ok(queue(BURST)?.as_secs_f64() / BURST as f64)
+        })
+        .collect::<Result<Vec<f64>, String>>()?;
+    device.sync()?;
+    times.us_caller = Some(1e6 * median(&bursts));
     if effort.graphs && device.has_graphs() && times.us_queued < LONG_LAUNCH * 1e6 {
         match replayed(device, sets, launch, &times, effort) {
             Ok(windows) => times.take_graph(&windows),
@@ -185,6 +201,7 @@ fn sample(
         us_queued: median(&device),
         us_graph: None,
         us_host: median(&host),
+        us_caller: None,
         synchronous: false,
         launches,
         samples,
