@@ -1,0 +1,262 @@
+//! The warps that ask the copy engine for queries, keys and values.
+
+use cubecl::prelude::*;
+
+use super::e4m3::{HALF_WARP, load_codes, no_more_codes};
+use super::spec::HopperSpec;
+use super::work::{Call, Work, give_ticket, next_work, work_of};
+use super::{Places, ring_from};
+use crate::attention::keys::BatchShape;
+use crate::hopper::{mbarrier, tma};
+
+/// The work of the warp that asks for queries and keys, or, over codes of eight bits, for all. It draws tiles of rows for all warps.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn ask_for_keys<F: Float>(
+    q: &TensorMap<F, Tiled>,
+    k: &TensorMap<F, Tiled>,
+    v: &TensorMap<F, Tiled>,
+    call: &Call<'_>,
+    places: &Places,
+    missed: &mut Shared<[u32]>,
+    tickets: &mut Shared<[u32]>,
+    drawn: &mut [Atomic<u32>],
+    lane: u32,
+    #[comptime] spec: HopperSpec,
+) {
+    let q_map = tma::map_address(q);
+    let k_map = tma::map_address(k);
+    let mut nth_piece = lane;
+    if comptime!(spec.mma.fp8) {
+        nth_piece = lane % HALF_WARP;
+    }
+    let mut ring = ring_from(1u32);
+    let mut query_parity = 1u32.runtime();
+    let mut slots = ring_from(1u32);
+    let mut nth_work = CUBE_POS;
+    while nth_work < call.deal.count {
+        let work = work_of(nth_work, call, spec);
+        let kv_head = work.kv_head(call) as u32;
+        // The next tile of rows is drawn two tiles of keys before the end, because the answer takes as long as one. Not
+        // earlier: what a cube holds while it is busy, another that is done cannot take.
+        let mut next = 0u32.runtime();
+        let mut draws_at = work.num_tiles - 2;
+        if draws_at < 0 {
+            draws_at = 0i32.runtime();
+        }
+        for nth in 0..work.num_tiles {
+            if comptime!(spec.tile.stays) {
+                if nth == draws_at && lane == 0 {
+                    next = drawn[0usize].fetch_add(1u32);
+                }
+            }
+            let base = work.base(nth, spec);
+            let piece = piece_at(call, &work, base, nth_piece as i32, spec);
+            if comptime!(spec.mma.fp8) {
+                load_codes(k_map, v, kv_head, &piece, places, missed, &ring, lane, spec);
+            } else {
+                ring.wait(places.keys_empty);
+                if comptime!(spec.is_paged()) {
+                    sync_plane();
+                    let lost = plane_ballot(piece.lost).extract(0usize);
+                    if lane == 0 {
+                        missed[ring.stage as usize] = lost;
+                    }
+                }
+                load_piece(
+                    places.keys_at(ring.stage, spec),
+                    k_map,
+                    kv_head,
+                    &piece,
+                    ring.barrier(places.keys_full),
+                    lane,
+                    spec,
+                );
+            }
+            if nth == 0 {
+                // After the first keys: these need not wait until the last queries are done with.
+                mbarrier::wait(places.queries_empty, query_parity);
+                if lane == 0 {
+                    load_queries(places, q_map, &work, call.batch, spec);
+                }
+                sync_plane();
+                query_parity ^= 1;
+            }
+            ring.advance(spec.asked_stages());
+        }
+        nth_work = call.deal.count;
+        if comptime!(spec.tile.stays) {
+            if work.num_tiles == 0 && lane == 0 {
+                next = drawn[0usize].fetch_add(1u32);
+            }
+            // The first tiles are the cubes' own.
+            sync_plane();
+            nth_work = call.deal.cubes + plane_broadcast(next, 0u32) as usize;
+            give_ticket(nth_work, places, tickets, &mut slots, lane);
+        }
+    }
+    if comptime!(spec.mma.fp8) {
+        no_more_codes(places, missed, &ring, lane, spec);
+    }
+}
+
+/// The work of the warp that asks for values.
+#[cube]
+pub(super) fn ask_for_values<F: Float>(
+    v: &TensorMap<F, Tiled>,
+    call: &Call<'_>,
+    places: &Places,
+    tickets: &Shared<[u32]>,
+    lane: u32,
+    #[comptime] spec: HopperSpec,
+) {
+    let v_map = tma::map_address(v);
+    let mut ring = ring_from(1u32);
+    let mut slots = ring_from(0u32);
+    let mut nth_work = CUBE_POS;
+    while nth_work < call.deal.count {
+        let work = work_of(nth_work, call, spec);
+        let kv_head = work.kv_head(call) as u32;
+        for nth in 0..work.num_tiles {
+            let base = work.base(nth, spec);
+            let piece = piece_at(call, &work, base, lane as i32, spec);
+            ring.wait(places.values_empty);
+            load_piece(
+                places.values_at(ring.stage, spec),
+                v_map,
+                kv_head,
+                &piece,
+                ring.barrier(places.values_full),
+                lane,
+                spec,
+            );
+            ring.advance(comptime!(spec.tile.stages as u32));
+        }
+        nth_work = next_work(call, places, tickets, &mut slots, lane, spec);
+    }
+}
+
+/// Asks for the queries of a tile of rows.
+#[cube]
+fn load_queries(
+    places: &Places,
+    map: u64,
+    work: &Work,
+    batch: &BatchShape,
+    #[comptime] spec: HopperSpec,
+) {
+    let head = (work.head_tile * batch.group_size) as u32;
+    let token = work.tile.token(0i32.runtime(), batch) as i32;
+    let bytes = comptime!(spec.all_query_bytes()).runtime();
+    mbarrier::arrive_expect(places.queries_full, bytes);
+    #[unroll]
+    for block in 0..comptime!(spec.columns()) {
+        tma::load_heads(
+            places.queries + comptime!(block * spec.query_bytes()),
+            map,
+            comptime!(block * tma::TILE_COLUMNS as u32).runtime(),
+            head,
+            token,
+            0i32.runtime(),
+            places.queries_full,
+            tma::Reuse::Never,
+        );
+    }
+}
+
+/// The part of a tile of keys that one unit of the producer asks for: those of one block, or all packed ones.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Piece {
+    /// The block, or -1 for none: then the engine fills in zeros. 0 for packed keys.
+    pub(super) block: i32,
+    /// The first key, counted in the block or among all packed keys.
+    pub(super) token: i32,
+    block_log2: u32,
+    /// Whether some row sees keys of it, but the cache does not have them.
+    pub(super) lost: bool,
+}
+
+/// Piece `nth` of the tile of keys at `base`.
+#[cube]
+fn piece_at(
+    call: &Call<'_>,
+    work: &Work,
+    base: i32,
+    nth: i32,
+    #[comptime] spec: HopperSpec,
+) -> Piece {
+    if comptime!(spec.is_paged()) {
+        let piece_keys = comptime!(spec.piece_keys as i32);
+        let position = base + nth * piece_keys;
+        let mut block = -1i32.runtime();
+        let mut wanted = nth < comptime!((spec.tile.keys / spec.piece_keys) as i32);
+        wanted = wanted && position + piece_keys > work.part.first;
+        wanted = wanted && position < work.part.first + work.part.len;
+        if wanted {
+            block = call.table.block_at(
+                call.block_table,
+                work.tile.sequence,
+                position,
+                call.block_log2,
+            );
+        }
+        Piece {
+            block,
+            token: position & ((1i32 << call.block_log2 as i32) - 1),
+            block_log2: call.block_log2,
+            lost: wanted && block < 0,
+        }
+    } else {
+        Piece {
+            block: 0i32.runtime(),
+            token: work.tile.keys.begin + base,
+            block_log2: call.block_log2,
+            lost: false.runtime(),
+        }
+    }
+}
+
+/// Asks for the pieces of a tile of keys or values, each unit for its own.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn load_piece(
+    target: u32,
+    map: u64,
+    head: u32,
+    piece: &Piece,
+    barrier: u32,
+    unit: u32,
+    #[comptime] spec: HopperSpec,
+) {
+    let num_pieces = comptime!((spec.tile.keys / spec.piece_keys) as u32);
+    let piece_bytes = comptime!(spec.piece_keys as u32 / 8 * spec.eight_keys_bytes());
+    if unit == 0 {
+        mbarrier::arrive_expect(barrier, comptime!(spec.key_bytes()).runtime());
+    }
+    sync_plane();
+    if comptime!(spec.by_slots) {
+        if unit < num_pieces {
+            // Slots before the first, without a block: the engine fills in zeros.
+            let slot = (piece.block << piece.block_log2 as i32) + piece.token;
+            let target = target + unit * piece_bytes;
+            tma::load_slots(target, map, slot >> 3, head, barrier, tma::Reuse::Often);
+        }
+    } else if unit < num_pieces {
+        #[unroll]
+        for block in 0..comptime!(spec.columns()) {
+            let target = target + comptime!(block * spec.column_bytes()) + unit * piece_bytes;
+            let column = comptime!(block * tma::TILE_COLUMNS as u32).runtime();
+            tma::load_heads(
+                target,
+                map,
+                column,
+                head,
+                piece.token,
+                piece.block,
+                barrier,
+                tma::Reuse::Often,
+            );
+        }
+    }
+    sync_plane();
+}
