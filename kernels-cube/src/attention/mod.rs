@@ -8,7 +8,7 @@
 //! - `portable.rs`: the kernel for every runtime
 //! - `mma.rs`: what the tensor-core kernels share; `mma_decode.rs` for few rows, `mma_prefill.rs` for many
 //! - `hopper_prefill/`: for many rows on the matrix units of Hopper
-//! - `hopper_decode.rs`: for one token of each sequence, keys by the copy engine of Hopper
+//! - `hopper_decode/`: for one token of each sequence, keys by the copy engine of Hopper
 //! - `merge.rs`: the parts of a split call, put together
 
 #[cfg(feature = "hopper")]

@@ -11,7 +11,7 @@
 //! Memory    registers: scores, weights and output of a warpgroup. Shared: the queries of a tile; a ring of tiles of keys
 //!           and of values, in the order in which they are attended: from the last key to the first. Before it, if keys are
 //!           codes, a shorter ring of these.
-//! Numerics  as `mma_prefill.rs`. Of eight bits, as `hopper_decode.rs`.
+//! Numerics  as `mma_prefill.rs`. Of eight bits, as `hopper_decode/`.
 //! Tails     a tile of keys that no row of the cube sees is not asked for, nor is a block. Single keys are tested only in
 //!           tiles that some row of a warp sees in part, or that miss a block; values that no row sees are overwritten with
 //!           zeros, because they may be anything and zero times NaN is NaN. What a tile has outside of a tensor is zero.
