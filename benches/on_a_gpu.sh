@@ -10,23 +10,28 @@
 #   ops        linear, layer and cache
 #   models     the bench llama over MODELS (default: all of shapes.json), and PEERS' llama_anchor.py
 #
-# LIMIT (default 240) seconds end a step. Logs and JSON lie in OUT; a line for each step says how it ended.
+# LIMIT (default 240) seconds end each program, and all of `table`. Logs and JSON lie in OUT; a line for each program says how it ended, and
+# the script fails if one did.
 set -u
 bin=${BIN:?a folder of binaries} out=${OUT:?a folder for results}
-device=${DEVICE:-cuda} limit=${LIMIT:-240} models=${MODELS:-all}
+device=${DEVICE:-cuda} limit=${LIMIT:-240} models=${MODELS:-all} failed=0
 mkdir -p "$out"
 bench() { # NAME BINARY ARGS...
     local name=$1 binary=$2
     shift 2
     timeout "$limit" "$bin/$binary" --device "$device" --commit "${COMMIT:-}" --json "$out/$name.json" "$@" >"$out/$name.txt" 2>&1
-    echo "$name: exit $?, $(grep -c '^| ' "$out/$name.txt") lines of table, ${SECONDS} s since the start"
+    local code=$?
+    [ $code = 0 ] || failed=1
+    echo "$name: exit $code, $(grep -c '^| ' "$out/$name.txt") lines of table, ${SECONDS} s since the start"
 }
 peer() { # NAME ARGS...
     [ -n "${PEERS:-}" ] || return 0
     local name=$1
     shift
-    OUT=$out timeout "$limit" python3 "$PEERS/$name.py" "$@" >"$out/$name.txt" 2>&1
-    echo "$name: exit $?, ${SECONDS} s since the start"
+    OUT=$out timeout "$limit" python3 "$PEERS/$name.py" --budget $((limit * 3 / 4)) "$@" >"$out/$name.txt" 2>&1
+    local code=$?
+    [ $code = 0 ] || failed=1
+    echo "$name: exit $code, ${SECONDS} s since the start"
 }
 table() {
     local end=$((SECONDS + limit)) of share
@@ -44,22 +49,27 @@ table() {
 }
 for step in "$@"; do
     case $step in
-        table) table | sort | tee "$out/table.txt" ;;
+        table)
+            table | sort | tee "$out/table.txt"
+            ! grep -qv 'exit 0 ' "$out/table.txt" || failed=1
+            ;;
         sanitizer)
             for tool in memcheck racecheck; do
-                timeout "$limit" compute-sanitizer --tool $tool "$bin/kernels" keys_without_a_block fixed_parts >"$out/$tool.txt" 2>&1
-                echo "$tool: exit $?, $(tail -n 1 "$out/$tool.txt")"
+                timeout "$limit" compute-sanitizer --error-exitcode 1 --tool $tool "$bin/kernels" keys_without_a_block fixed_parts >"$out/$tool.txt" 2>&1
+                code=$?
+                [ $code = 0 ] || failed=1
+                echo "$tool: exit $code, $(tail -n 1 "$out/$tool.txt")"
             done
             ;;
         attention)
             bench attention attention ${ATTENTION:-}
-            peer attention_anchors --budget "$limit"
+            peer attention_anchors
             ;;
         fp8) bench fp8 attention --kv fp8 ${ATTENTION:-} ;;
         ops) for op in linear layer cache; do bench $op $op ${OPS:-}; done ;;
         models)
             bench models llama --dtype bf16 --random "$models" ${LLAMA:-}
-            peer llama_anchor --budget "$limit" --hf
+            peer llama_anchor --hf
             ;;
         *)
             echo "unknown step: $step" >&2
@@ -67,3 +77,4 @@ for step in "$@"; do
             ;;
     esac
 done
+exit $failed

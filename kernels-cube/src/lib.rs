@@ -3,7 +3,7 @@
 //!
 //! Knows tensors as buffers with shapes and strides ([`TensorRef`]) and nothing of Burn. Every op
 //! is a function that checks its arguments, plans, and queues a launch on a [`Launcher`]; it
-//! allocates nothing (but the parts of a split attention), reads nothing back, and returns a [`KernelError`] in place of a panic.
+//! allocates nothing (but the parts of a split attention, and a count where its tiles may be drawn), reads nothing back, and returns a [`KernelError`] in place of a panic.
 //!
 //! - `attention`: packed queries over packed keys or over the paged cache
 //! - `store_kv`, `gather_kv`: into the cache and out of it

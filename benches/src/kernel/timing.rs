@@ -19,8 +19,9 @@ pub(super) type Launch<'a> = dyn Fn(usize) -> Result<(), String> + Sync + 'a;
 
 /// Launches of one recording, at most.
 const MAX_RECORDED: usize = 256;
-/// Launches of a burst on an idle device: the runtime's queue takes twice as many tasks, so that the caller never waits.
-const BURST: usize = 16;
+/// Calls of a burst on an idle device: one is at most six tasks, scratch memory and a second launch included, and the runtime's queue
+/// takes 32, so that the caller never waits.
+const BURST: usize = 5;
 /// Bursts, of which the median counts.
 const BURSTS: usize = 9;
 /// Seconds per launch from which on no gap between launches shows, so that nothing is recorded.
@@ -52,7 +53,7 @@ pub struct Times {
     pub us_queued: f64,
     /// Window around recorded launches over their number.
     pub us_graph: Option<f64>,
-    /// Host time to queue one launch, checks, plan and the driver's part included, which elsewhere are those of two threads.
+    /// Host time to queue one launch. On a GPU one thread does all of it: checks, plan, the runtime's and the driver's part.
     pub us_host: f64,
     /// Host time of who calls a launch: checks, plan, what the kernel needs to know, and handing it over to the runtime's
     /// thread. `None` where a launch returns when its work is done.

@@ -24,8 +24,9 @@ pub enum KvDType {
     /// As the model computes them.
     #[default]
     Auto,
-    /// In 8 bits (e4m3): half the bytes of bf16, so that a cache holds twice the tokens and long contexts are read faster (on an
-    /// H200 1.5 to 1.9 times), for an error of up to one part in 16 in each key and value. On a GPU, heads have a multiple of 8 elements.
+    /// In 8 bits (e4m3): half the bytes of bf16, so that a cache holds twice the tokens and decodes over long contexts are faster (on
+    /// an H200 1.2 to 1.9 times; attention of prompts takes up to 16 % longer), for an error of up to one part in 16 in each key and value.
+    /// On CubeCL devices, which are GPUs and `cpu`, heads have a multiple of 8 elements.
     Fp8,
 }
 

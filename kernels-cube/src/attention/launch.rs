@@ -126,7 +126,7 @@ impl AttentionChoice {
 ///
 /// # Errors
 /// As [`attention`], and [`KernelError::Unsupported`] if the kernel does not run on the device or does not take the
-/// problem.
+/// problem, or the tile is none of `all` for its heads.
 #[allow(
     clippy::too_many_arguments,
     reason = "those of `attention` and one more"
@@ -170,10 +170,14 @@ fn attend(
     let plan = match choice {
         None => AttentionPlan::new(facts, &problem, n, options),
         Some(choice)
-            if choice.kernel() == AttentionKernel::HopperPrefill
-                && options.fixed_split.is_some() =>
+            if options.fixed_split.is_some()
+                && matches!(
+                    choice.kernel(),
+                    AttentionKernel::HopperPrefill | AttentionKernel::HopperDecode
+                ) =>
         {
-            return check.unsupported("HopperPrefill in fixed parts".into());
+            // Their tiles depend on the batch, and with them the bits of a row.
+            return check.unsupported(format!("{:?} in fixed parts", choice.kernel()));
         }
         Some(choice) if choice.kernel().runs(facts, &problem, n) => {
             let mut tile = HopperTile::new(facts, &problem);
@@ -187,7 +191,11 @@ fn attend(
             let known = HopperTile::all(problem.head_dim, kv_bytes).contains(&tile)
                 && DecodeTile::all(problem.head_dim, kv_bytes).contains(&decode);
             if !known {
-                return check.unsupported(format!("{choice:?} for heads of {}", problem.head_dim));
+                return check.unsupported(format!(
+                    "{choice:?} for heads of {} elements of {} bytes",
+                    problem.head_dim,
+                    problem.kv_dtype.size()
+                ));
             }
             let kernel = choice.kernel();
             AttentionPlan::with_kernel(facts, &problem, n, options, kernel, tile, decode)

@@ -27,7 +27,7 @@ const MAX_SPLITS: usize = 128;
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AttentionKernel {
-    /// Tiles of 128 rows on the matrix units of Hopper, keys and values by its copy engine.
+    /// Tiles of 128 or 192 rows on the matrix units of Hopper, keys and values by its copy engine.
     HopperPrefill,
     /// One token and key head at a time on tensor cores, keys and values by the copy engine of Hopper.
     HopperDecode,
@@ -382,11 +382,11 @@ pub struct AttentionPlan {
     pub fixed_split: usize,
     /// Cubes that have work.
     pub num_cubes: usize,
-    /// How the kernel for Hopper goes through it, if that is the one.
+    /// How [`AttentionKernel::HopperPrefill`] goes through it, if it is the one.
     pub tile: Option<HopperTile>,
-    /// How the decoding kernel for Hopper deals keys, if it is the one.
+    /// How [`AttentionKernel::HopperDecode`] deals keys, if it is the one.
     pub decode: Option<DecodeTile>,
-    /// Tiles of rows that cubes of the kernel for Hopper share.
+    /// Tiles of rows that cubes of [`AttentionKernel::HopperPrefill`] share; 0 for others.
     pub num_tiles: usize,
     /// The grid, or `None` if the device cannot launch so many cubes.
     pub grid: Option<Grid>,
@@ -465,11 +465,6 @@ impl AttentionPlan {
             Some(positions) => problem.max_keys.div_ceil(positions).max(1),
             None if kernel == AttentionKernel::HopperPrefill => tile.num_parts(facts, problem),
             None => load.num_splits(problem.expected_keys),
-        };
-        let decode = match options.fixed_split {
-            // The bits of a row must not depend on the batch.
-            Some(_) => DecodeTile { parts: 1, ..decode },
-            None => decode,
         };
         let (num_cubes, grid) = match kernel {
             AttentionKernel::Portable => {

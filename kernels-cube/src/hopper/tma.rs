@@ -14,8 +14,8 @@ pub(crate) const TILE_COLUMNS: usize = 64;
 
 /// What the engine brings into the L2 cache when it loads a row of a tile.
 ///
-/// Measured on an H200: where nobody else reads the tiles, as when keys and weights are streamed, [`Row`](Self::Row) is 2 to 19 %
-/// faster; where other cubes read them too, [`Two`](Self::Two) by 1 %.
+/// Measured on an H200: where nobody else reads the tiles, as when keys and weights are streamed, [`Row`](Self::Row) takes 2 to
+/// 19 % less time; where other cubes read them too, [`Two`](Self::Two) takes 1 % less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Promotion {
     /// The row.

@@ -19,7 +19,7 @@ use crate::{
 /// # Panics
 /// If shapes, dtypes or devices disagree, or if another handle of the layer's K or V is alive: the write would copy the
 /// whole cache. The check sees clones before anything is taken; where only the backend can see a view, the layer's
-/// tensors are lost with the panic.
+/// tensors are lost with the panic. And if an earlier store on this layer was refused so.
 pub fn store_kv(cache: &mut LayerKv, k: Tensor<3>, v: Tensor<3>, slots: &SlotMapping) {
     check::store("store_kv", &k, &v, cache, slots.num_tokens());
     if slots.num_tokens() == 0 {
@@ -40,8 +40,8 @@ pub fn store_kv(cache: &mut LayerKv, k: Tensor<3>, v: Tensor<3>, slots: &SlotMap
 /// - returns: rotated `q`
 ///
 /// # Panics
-/// As [`rotary`](crate::rotary) and [`store_kv`], and on a GPU if the cache holds e4m3 and the table rotates
-/// no multiple of 8 elements.
+/// As [`rotary`](crate::rotary) and [`store_kv`], and on CubeCL devices if the cache holds e4m3 and the table
+/// rotates no multiple of 8 elements.
 pub fn rotary_and_store(
     q: Tensor<3>,
     k: Tensor<3>,
@@ -88,7 +88,7 @@ pub fn rotary_and_store(
 ///
 /// # Panics
 /// If the metadata and the cache disagree on block size or number of blocks, or the metadata is for replays: the size
-/// of the result would depend on what only the device knows.
+/// of the result would depend on what only the device knows. And if a store on this layer was refused and its tensors lost.
 pub fn gather_kv(cache: &LayerKv, metadata: &AttentionMetadata) -> (Tensor<3>, Tensor<3>) {
     check::metadata("gather_kv", metadata, cache.geometry());
     check::has_host_values("gather_kv", metadata);

@@ -94,7 +94,7 @@ pub enum CacheDType {
     /// As they come: f32, f16 or bf16.
     Float(DType),
     /// In 8 bits, of which four are exponent and three are mantissa (e4m3), times a scale for each key/value head. They come
-    /// and go in the dtype named here. On a GPU, heads have a multiple of 8 elements.
+    /// and go in the dtype named here. On CubeCL devices, which are GPUs and `cpu`, heads have a multiple of 8 elements.
     E4m3(DType),
 }
 
@@ -441,8 +441,9 @@ impl PagedKvCache {
         if matches!(dtype, CacheDType::E4m3(_)) {
             check_e4m3_heads(geometry.head_dim, device)?;
         }
+        let is_float = matches!(dtype.float(), DType::F32 | DType::F16 | DType::BF16);
         for dtype in [dtype.float(), dtype.stored()] {
-            if !device.supports_dtype(dtype) {
+            if !is_float || !device.supports_dtype(dtype) {
                 return Err(CacheError::UnsupportedDType {
                     device: format!("{device:?}"),
                     dtype,

@@ -227,6 +227,24 @@ fn heads_that_a_device_does_not_take_are_refused_when_a_cache_is_made() {
     }
 }
 
+#[test]
+fn a_cache_of_no_float_is_refused_when_it_is_made() {
+    for (name, device) in devices() {
+        for dtype in [
+            CacheDType::E4m3(DType::U8),
+            CacheDType::E4m3(DType::F64),
+            CacheDType::Float(DType::I32),
+        ] {
+            let made = PagedKvCache::new(1, GEOMETRY, dtype, &device).map(|_| ());
+            let refused = CacheError::UnsupportedDType {
+                device: format!("{device:?}"),
+                dtype: dtype.float(),
+            };
+            assert_eq!(made, Err(refused), "{name}: {dtype:?}");
+        }
+    }
+}
+
 /// The words of the panic of `call`, or nothing.
 fn panic_of(call: impl FnOnce()) -> String {
     let Err(payload) = catch_unwind(AssertUnwindSafe(call)) else {
