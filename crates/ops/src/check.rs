@@ -18,9 +18,14 @@ pub(crate) fn same_dtype(op: &str, expected: (&str, DType), found: (&str, DType)
     );
 }
 
+/// Whether `dtype` is one of the floats that the ops take.
+pub(crate) fn is_float(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
 pub(crate) fn float_dtype(op: &str, name: &str, dtype: DType) {
     assert!(
-        matches!(dtype, DType::F32 | DType::F16 | DType::BF16),
+        is_float(dtype),
         "{op}: {name} has dtype {dtype:?}, supported are F32, F16 and BF16"
     );
 }

@@ -193,8 +193,7 @@ fn attend(
             if !known {
                 return check.unsupported(format!(
                     "{choice:?} for heads of {} elements of {} bytes",
-                    problem.head_dim,
-                    problem.kv_dtype.size()
+                    problem.head_dim, kv_bytes
                 ));
             }
             let kernel = choice.kernel();

@@ -441,7 +441,7 @@ impl PagedKvCache {
         if matches!(dtype, CacheDType::E4m3(_)) {
             check_e4m3_heads(geometry.head_dim, device)?;
         }
-        let is_float = matches!(dtype.float(), DType::F32 | DType::F16 | DType::BF16);
+        let is_float = check::is_float(dtype.float());
         for dtype in [dtype.float(), dtype.stored()] {
             if !is_float || !device.supports_dtype(dtype) {
                 return Err(CacheError::UnsupportedDType {

@@ -22,7 +22,6 @@ const TURN_UNITS: u32 = 2 * warpgroup::UNITS;
 
 /// The work of a warpgroup that multiplies.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn multiply_tiles<'a>(
     call: &'a Call<'a>,
     places: &'a Places,

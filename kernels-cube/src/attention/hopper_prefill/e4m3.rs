@@ -25,7 +25,6 @@ const NO_MORE: u32 = u32::MAX;
 /// Asks for the codes of a tile of keys and of its values: units of the first half of the warp for a piece of keys each, those
 /// of the second half for one of values.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn load_codes<F: Float>(
     k_map: u64,
     v: &TensorMap<F, Tiled>,

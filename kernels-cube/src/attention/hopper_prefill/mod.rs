@@ -33,7 +33,9 @@
 #![allow(
     clippy::identity_op,
     clippy::collapsible_if,
-    reason = "values of variables, see `hopper`; and conditions that are known when a kernel is compiled stand alone"
+    clippy::too_many_arguments,
+    reason = "values of variables, see `hopper`; conditions that are known when a kernel is compiled stand alone; and what a kernel's \
+              parts share comes one by one"
 )]
 
 mod consumer;

@@ -13,7 +13,6 @@ use crate::layout::HeadLayout;
 ///
 /// Four neighbouring units hold two columns each of every eight. They trade, so that each writes whole vectors.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn write_output(
     out: &mut [Vector<u32, Const<4>>],
     row: i32,
@@ -47,7 +46,6 @@ pub(super) fn write_output(
 
 /// Writes the logarithm of the sum of a row, if it is one of the sequence's.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn write_lse(
     lse: &mut [f32],
     row: i32,

@@ -11,7 +11,6 @@ use crate::hopper::{mbarrier, tma};
 
 /// The work of the warp that asks for queries and keys, or, over codes of eight bits, for all. It draws tiles of rows for all warps.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn ask_for_keys<F: Float>(
     q: &TensorMap<F, Tiled>,
     k: &TensorMap<F, Tiled>,
@@ -218,7 +217,6 @@ fn piece_at(
 
 /// Asks for the pieces of a tile of keys or values, each unit for its own.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 fn load_piece(
     target: u32,
     map: u64,

@@ -193,7 +193,6 @@ pub(super) fn common_keys(
 
 /// Hides the scores of a tile of keys at `base` that a row must not count, if there are any; `column` is that of the first.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn hide_unseen(
     scores: &mut Array<f32>,
     base: i32,

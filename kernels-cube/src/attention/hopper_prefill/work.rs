@@ -42,7 +42,6 @@ pub(super) struct Call<'a> {
 }
 
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub(super) fn call_of<'a>(
     k_scales: &'a [f32],
     v_scales: &'a [f32],
