@@ -15,7 +15,7 @@ use burn_paged_benches::kernel::{Shapes, Sizes};
 use burn_paged_benches::{keep_compiled_kernels, median};
 use burn_paged_checkpoint::Checkpoint;
 use burn_paged_engine::{
-    CacheSize, DecodeConfig, DecodeGraphs, Engine, EngineConfig, EngineMetrics, KvDType, Request,
+    CacheSize, Engine, EngineConfig, EngineMetrics, GraphConfig, GraphMode, KvDType, Request,
     SamplingParams, StepTimes, StopConditions,
 };
 use burn_paged_model::{CausalLm, LoadOptions, ModelDType, RandomWeights, load_model};
@@ -174,9 +174,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         total.as_secs_f64()
     ));
     report.notes.push(format!(
-        "decodes captured: {}, {} graphs, {:.2} s at the start",
-        engine.captures_decodes(),
-        metrics.decode_graphs,
+        "steps captured: {}, {} graphs, {:.2} s at the start",
+        engine.captures_steps(),
+        metrics.num_graphs,
         captured.as_secs_f64()
     ));
     report.notes.push(format!(
@@ -223,11 +223,11 @@ fn engine(args: &Args) -> Result<Engine, Box<dyn std::error::Error>> {
         max_num_batched_tokens: args.budget,
         max_model_len: Some(max_model_len),
         seed: Some(args.seed),
-        decode: DecodeConfig {
-            graphs: match args.graphs {
-                Graphs::On => DecodeGraphs::On,
-                Graphs::Off => DecodeGraphs::Off,
-                Graphs::Emulated => DecodeGraphs::Emulated,
+        graphs: GraphConfig {
+            mode: match args.graphs {
+                Graphs::On => GraphMode::On,
+                Graphs::Off => GraphMode::Off,
+                Graphs::Emulated => GraphMode::Emulated,
             },
             ..Default::default()
         },

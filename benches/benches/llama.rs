@@ -16,7 +16,7 @@ use burn_paged_benches::llama::{
     StepSeconds,
 };
 use burn_paged_checkpoint::Checkpoint;
-use burn_paged_engine::{CacheSize, DecodeConfig, Engine, EngineConfig};
+use burn_paged_engine::{CacheSize, Engine, EngineConfig, GraphConfig};
 use burn_paged_model::{
     CausalLm, LoadOptions, ModelDType, ModelSpec, RandomWeights, WeightSource, load_model,
 };
@@ -340,6 +340,9 @@ impl Subject<'_> {
         let decodes = wanted.iter().filter(|(kind, _)| *kind == Kind::Decode);
         let batch_sizes: Vec<usize> = decodes.map(|(_, case)| case.batch).collect();
         let has_decodes = !batch_sizes.is_empty();
+        // Peers replay prompts, too.
+        let prefills = wanted.iter().filter(|(kind, _)| *kind == Kind::Prefill);
+        let prompt_sizes = prefills.map(|(_, case)| case.batch * case.tokens).collect();
         let config = EngineConfig {
             block_size: page,
             cache_size: CacheSize::Tokens(slots),
@@ -348,8 +351,9 @@ impl Subject<'_> {
             max_model_len: Some(longest.min(model.spec().max_positions)),
             enable_prefix_caching: false,
             seed: Some(SEED),
-            decode: DecodeConfig {
+            graphs: GraphConfig {
                 batch_sizes: has_decodes.then_some(batch_sizes),
+                prompt_sizes: Some(prompt_sizes),
                 ..Default::default()
             },
             ..Default::default()

@@ -10,6 +10,9 @@ use crate::kernel::ModelCase;
 /// Decode steps before the first window.
 const WARM_UP: usize = 4;
 
+/// Prompt steps before the first window: the first of a size runs kernel by kernel, the second captures it.
+const PROMPT_WARM_UP: usize = 2;
+
 /// What a case through the engine gave.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineRun {
@@ -60,9 +63,9 @@ impl DecodePlan {
 pub fn prefill(engine: &mut Engine, case: ModelCase, runs: usize) -> Result<EngineRun, String> {
     let mut windows = Vec::with_capacity(runs);
     let mut times = StepTimes::default();
-    for run in 0..=runs {
+    for run in 0..PROMPT_WARM_UP + runs {
         add(engine, case.batch, case.tokens, 1)?;
-        if run == 1 {
+        if run == PROMPT_WARM_UP {
             times = engine.metrics().time;
         }
         let begin = Instant::now();
@@ -82,7 +85,7 @@ pub fn prefill(engine: &mut Engine, case: ModelCase, runs: usize) -> Result<Engi
                 case.batch
             ));
         }
-        if run > 0 {
+        if run >= PROMPT_WARM_UP {
             windows.push(seconds);
         }
     }

@@ -1,5 +1,5 @@
 //! A scheduled batch as the model reads it. The only place where host indices become tensors, besides the words of a
-//! decode that is replayed (`decode/words.rs`).
+//! step that is replayed (`replay/`).
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_paged::{AttentionMetadataBuilder, CacheGeometry, MetadataError, SequenceStep};

@@ -66,12 +66,12 @@ impl FromStr for KvDType {
     }
 }
 
-/// Whether decodes run as graphs: recorded once for each size, and run again by the device as one piece.
+/// Whether steps run as graphs: recorded once for each size, and run again by the device as one piece.
 ///
-/// Only a step of nothing but decodes can, and only if no request in it needs logits on the host (log-probabilities,
-/// penalties, bias). Every other step runs kernel by kernel.
+/// Only a step in which no request needs logits on the host (log-probabilities, penalties, bias) can. Every other step runs kernel
+/// by kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum DecodeGraphs {
+pub enum GraphMode {
     /// Never.
     Off,
     /// Where the device captures; kernel by kernel elsewhere. The log says which.
@@ -82,12 +82,12 @@ pub enum DecodeGraphs {
     Emulated,
 }
 
-/// What the operator chooses about decodes.
+/// What the operator chooses about graphs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct DecodeConfig {
-    /// Whether they run as graphs.
-    pub graphs: DecodeGraphs,
-    /// Numbers of sequences that graphs are captured for; a step takes the next larger one and fills it with padding.
+pub struct GraphConfig {
+    /// Whether steps run as graphs.
+    pub mode: GraphMode,
+    /// Numbers of sequences that decodes are captured for; a step takes the next larger one and fills it with padding.
     /// `None` is 1, 2, 4, 8 and the multiples of 8 up to `max_num_seqs`. A number above `max_num_seqs` counts as it. More
     /// sequences than the largest run kernel by kernel.
     pub batch_sizes: Option<Vec<usize>>,
@@ -95,6 +95,13 @@ pub struct DecodeConfig {
     /// attention is cut into parts. `None` is 1,024 and four times as much each time, up to the longest sequence. A
     /// length above that counts as it. Longer sequences than the largest run kernel by kernel.
     pub context_sizes: Option<Vec<usize>>,
+    /// Numbers of tokens that steps with prompts are captured for, decodes beside them included; padding fills up to the next larger
+    /// one. `None` is the multiples of 128 up to 512, an empty list none. A number above `max_num_batched_tokens` counts as it.
+    /// More tokens than the largest run kernel by kernel.
+    ///
+    /// A graph pays where the device would wait for the host's launches: the fewer tokens and the smaller the model, the more. Each
+    /// holds the memory of its intermediates. They are captured one by one, each when its size comes the second time.
+    pub prompt_sizes: Option<Vec<usize>>,
 }
 
 /// What the operator of an engine chooses. Checked once, by [`Engine::new`](crate::Engine::new).
@@ -121,8 +128,8 @@ pub struct EngineConfig {
     pub max_logprobs: usize,
     /// Where the seeds of requests without one come from; `None` draws it from the operating system.
     pub seed: Option<u64>,
-    /// How decodes run.
-    pub decode: DecodeConfig,
+    /// Which steps run as graphs.
+    pub graphs: GraphConfig,
 }
 
 impl Default for EngineConfig {
@@ -138,7 +145,7 @@ impl Default for EngineConfig {
             enable_prefix_caching: true,
             max_logprobs: 20,
             seed: None,
-            decode: DecodeConfig::default(),
+            graphs: GraphConfig::default(),
         }
     }
 }

@@ -15,8 +15,8 @@ use burn_paged_model::{CausalLm, ModelSpec};
 
 use self::ahead::DecodeAhead;
 use crate::config::geometry;
-use crate::decode::{DecodeShapes, DecodeWords};
 use crate::generation::Generation;
+use crate::replay::{DecodeWords, StepShapes};
 use crate::runner::Runner;
 use crate::scheduler::Scheduler;
 use crate::sequence::Sequence;
@@ -102,7 +102,7 @@ impl Engine {
     pub fn new(model: Box<dyn CausalLm>, config: EngineConfig) -> Result<Self, EngineError> {
         let spec = model.spec();
         let limits = config.limits(spec)?;
-        let shapes = DecodeShapes::new(&config.decode, &limits)?;
+        let shapes = StepShapes::new(&config.graphs, &limits)?;
         let EngineLimits {
             num_blocks,
             block_size,
@@ -128,7 +128,7 @@ impl Engine {
         Ok(Self {
             limits,
             scheduler,
-            runner: Runner::new(model, cache, config.decode.graphs, shapes),
+            runner: Runner::new(model, cache, config.graphs.mode, shapes),
             generations: HashMap::new(),
             next_words: None,
             ahead: None,
@@ -161,15 +161,15 @@ impl Engine {
         }
     }
 
-    /// Whether decodes run as graphs of the device, and not kernel by kernel.
-    pub fn captures_decodes(&self) -> bool {
-        self.runner.captures_decodes()
+    /// Whether steps run as graphs of the device, and not all kernel by kernel.
+    pub fn captures_steps(&self) -> bool {
+        self.runner.captures_steps()
     }
 
-    /// Captures every size of [`DecodeConfig`](crate::DecodeConfig) now, and not each when it is first needed. `progress` is
+    /// Captures every size of decodes of [`GraphConfig`](crate::GraphConfig) now, and not each when it is first needed. `progress` is
     /// told how many of how many there are, first 0. Without graphs it does nothing.
     ///
-    /// On CUDA a capture breaks if another thread of the process allocates or synchronizes meanwhile. Decodes then run
+    /// On CUDA a capture breaks if another thread of the process allocates or synchronizes meanwhile. Steps then run
     /// kernel by kernel, and the log says so.
     pub fn capture_decodes(&mut self, mut progress: impl FnMut(usize, usize)) {
         let shapes = self.runner.decode_shapes();
@@ -250,7 +250,7 @@ impl Engine {
             num_blocks: blocks.num_blocks(),
             free_blocks: blocks.num_free_blocks(),
             cached_blocks: blocks.num_cached_blocks(),
-            decode_graphs: self.runner.num_graphs(),
+            num_graphs: self.runner.num_graphs(),
             cache: blocks.stats(),
             ..self.counters.clone()
         }

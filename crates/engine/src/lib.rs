@@ -18,7 +18,7 @@
 //! - `scheduler.rs`: which tokens run next; order, preemption and fairness are written down there
 //! - `sequence.rs`: the tokens of a request, waiting or running
 //! - `batch.rs`: the only place where host indices become tensors
-//! - `decode.rs`: the sizes in which decodes are captured as graphs, and where the parts of one lie
+//! - `replay.rs`: the sizes in which steps are captured as graphs, and where the parts of one lie
 //! - `runner.rs`: owner of the model, of the cache tensors and of the graphs
 //! - `sampler.rs`, `penalties.rs`: a row of logits to a token
 //! - `generation.rs`, `text.rs`, `stop_strings.rs`: the answer as it grows, and when it ends
@@ -38,13 +38,13 @@
 
 mod batch;
 mod config;
-mod decode;
 mod engine;
 mod error;
 mod generation;
 mod metrics;
 mod output;
 mod penalties;
+mod replay;
 mod request;
 mod runner;
 mod sampler;
@@ -56,7 +56,7 @@ mod text;
 
 pub use burn_paged_kv_cache::{CacheKey, CacheStats};
 pub use config::{
-    CacheSize, DecodeConfig, DecodeGraphs, EngineConfig, EngineLimits, KvDType, UnknownKvDType,
+    CacheSize, EngineConfig, EngineLimits, GraphConfig, GraphMode, KvDType, UnknownKvDType,
 };
 pub use engine::Engine;
 pub use error::{ConfigError, EngineError, GenerationError, RequestError};

@@ -23,12 +23,14 @@ pub struct EngineMetrics {
     /// Steps that ran the model.
     pub steps: u64,
     /// Those of them that were decodes in one of the sizes of
-    /// [`DecodeConfig`](crate::DecodeConfig): replayed, or emulated where nothing is captured.
+    /// [`GraphConfig`](crate::GraphConfig): replayed, or emulated where nothing is captured.
     pub fixed_decodes: u64,
+    /// Those of them that computed prompt tokens, in one of these sizes.
+    pub fixed_prompts: u64,
     /// Those of them that were launched before the tokens of the step before had come to the host.
     pub decodes_ahead: u64,
     /// Graphs that are captured, now.
-    pub decode_graphs: usize,
+    pub num_graphs: usize,
     /// Tokens computed as part of a prompt, or again after a preemption.
     pub prefill_tokens: u64,
     /// Tokens computed one at a time: the answers.

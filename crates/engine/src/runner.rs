@@ -1,6 +1,6 @@
 //! Owner of the model and of the cache tensors: a model input in, tokens out.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::time::Instant;
 
@@ -12,10 +12,10 @@ use burn_paged::{
 };
 use burn_paged_model::{CausalLm, ModelInput, ModelSpec};
 
-use crate::decode::{DecodeShape, DecodeShapes, DecodeWords};
 use crate::generation::Generation;
+use crate::replay::{DecodeWords, StepShape, StepShapes};
 use crate::sampler::SampledToken;
-use crate::{DecodeGraphs, GenerationError};
+use crate::{GenerationError, GraphMode};
 
 /// A token per row, or why that row has none.
 pub(crate) type SampledRows = Vec<Result<SampledToken, GenerationError>>;
@@ -24,7 +24,7 @@ pub(crate) type SampledRows = Vec<Result<SampledToken, GenerationError>>;
 pub(crate) enum Launched {
     /// Logits of the rows that sample, `[num_logits, vocab_size]`.
     Logits(Tensor<2>),
-    /// Ids of the rows of a decode, and which of the rows are those of the batch.
+    /// Ids of the rows of a step over fixed words, and which of the rows are sampled for a request.
     Ids {
         ids: Tensor<1, Int>,
         rows: Vec<usize>,
@@ -33,12 +33,14 @@ pub(crate) enum Launched {
     PendingIds { ids: PendingIds, rows: Vec<usize> },
 }
 
-/// Decodes over fixed words: one shape at a time is written, each has its own recording.
-struct Decode {
+/// Steps over fixed words: one shape at a time is written, each has its own recording.
+struct Replays {
     /// Recordings hold addresses of what the others own, so they go first.
-    graphs: HashMap<DecodeShape, CapturedStep<Tensor<1, Int>>>,
+    graphs: HashMap<StepShape, CapturedStep<Tensor<1, Int>>>,
     words: StepWords,
-    shapes: DecodeShapes,
+    shapes: StepShapes,
+    /// Shapes of steps with prompts that came once.
+    seen: HashSet<StepShape>,
     /// Whether the device records.
     captures: bool,
     /// Whether shapes without a recording run, too, kernel by kernel.
@@ -47,8 +49,8 @@ struct Decode {
 
 /// Runs steps. All device work of an engine is here.
 pub(crate) struct Runner {
-    /// `None` where decodes run as every other step does.
-    decode: Option<Decode>,
+    /// `None` where every step runs kernel by kernel, over tensors of its own.
+    replays: Option<Replays>,
     model: Box<dyn CausalLm>,
     cache: PagedKvCache,
 }
@@ -65,14 +67,14 @@ impl fmt::Debug for Runner {
 }
 
 impl Runner {
-    /// `shapes` are what decodes are captured in; the log says whether they are.
+    /// `shapes` are what steps are captured in; the log says whether they are.
     pub(crate) fn new(
         model: Box<dyn CausalLm>,
         cache: PagedKvCache,
-        graphs: DecodeGraphs,
-        shapes: DecodeShapes,
+        mode: GraphMode,
+        shapes: StepShapes,
     ) -> Self {
-        let decode = match captures(model.as_ref(), graphs) {
+        let replays = match captures(model.as_ref(), mode) {
             Ok(captures) => {
                 let device = &model.spec().device;
                 let mut words = StepWords::new(shapes.num_words(), device);
@@ -83,22 +85,27 @@ impl Runner {
                     false => "run kernel by kernel, padded to",
                 };
                 let (batch_sizes, widths) = (shapes.batch_sizes(), shapes.widths());
-                log::info!("decodes {how} {batch_sizes:?} sequences of {widths:?} blocks");
-                Some(Decode {
+                let prompt_sizes = shapes.prompt_sizes();
+                log::info!(
+                    "decodes {how} {batch_sizes:?} sequences, steps with prompts for {prompt_sizes:?} tokens, of up to \
+                     {widths:?} blocks"
+                );
+                Some(Replays {
                     graphs: HashMap::new(),
                     words,
                     shapes,
+                    seen: HashSet::new(),
                     captures,
-                    emulates: graphs == DecodeGraphs::Emulated,
+                    emulates: mode == GraphMode::Emulated,
                 })
             }
             Err(reason) => {
-                log::info!("decodes run kernel by kernel: {reason}");
+                log::info!("steps run kernel by kernel: {reason}");
                 None
             }
         };
         Self {
-            decode,
+            replays,
             model,
             cache,
         }
@@ -112,30 +119,50 @@ impl Runner {
         &self.cache
     }
 
-    /// Whether decodes run as graphs of the device.
-    pub(crate) fn captures_decodes(&self) -> bool {
-        self.decode.as_ref().is_some_and(|decode| decode.captures)
+    /// Whether steps run as graphs of the device.
+    pub(crate) fn captures_steps(&self) -> bool {
+        self.replays
+            .as_ref()
+            .is_some_and(|replays| replays.captures)
     }
 
     /// Recordings that are kept.
     pub(crate) fn num_graphs(&self) -> usize {
-        let graphs = self.decode.as_ref().map(|decode| &decode.graphs);
+        let graphs = self.replays.as_ref().map(|replays| &replays.graphs);
         graphs.map_or(0, HashMap::len)
     }
 
-    /// Shapes that are captured, now or when they are first needed; none where nothing is.
-    pub(crate) fn decode_shapes(&self) -> Vec<DecodeShape> {
-        let decode = self.decode.as_ref().filter(|decode| decode.captures);
-        decode.map_or(Vec::new(), |decode| decode.shapes.all().collect())
+    /// Shapes of decodes that are captured, now or when they are first needed; none where nothing is.
+    pub(crate) fn decode_shapes(&self) -> Vec<StepShape> {
+        let replays = self.replays.as_ref().filter(|replays| replays.captures);
+        replays.map_or(Vec::new(), |replays| replays.shapes.decodes().collect())
     }
 
-    /// The shape for a decode of so many sequences, of which none has more blocks; `None` if it runs as every other step.
-    pub(crate) fn decode_shape(&self, num_rows: usize, max_blocks: usize) -> Option<DecodeShape> {
-        let decode = self.decode.as_ref()?;
-        match decode.captures || decode.emulates {
-            true => decode.shapes.fitting(num_rows, max_blocks),
+    /// The shape for a decode of so many sequences, of which none has more blocks; `None` if it runs kernel by kernel.
+    pub(crate) fn decode_shape(&self, num_rows: usize, max_blocks: usize) -> Option<StepShape> {
+        let replays = self.replays.as_ref()?;
+        match replays.captures || replays.emulates {
+            true => replays.shapes.decode(num_rows, max_blocks),
             false => None,
         }
+    }
+
+    /// The shape for a step with prompts of so many tokens of so many sequences, of which none has more blocks; `None` if it runs
+    /// kernel by kernel, as the first of a shape does where shapes are captured: lengths of prompts vary, and a shape that never
+    /// comes again is not worth a recording.
+    pub(crate) fn prompt_shape(
+        &mut self,
+        num_tokens: usize,
+        num_rows: usize,
+        max_blocks: usize,
+    ) -> Option<StepShape> {
+        let replays = self.replays.as_mut()?;
+        let shape = replays.shapes.prompts(num_tokens, num_rows, max_blocks)?;
+        let runs = match replays.captures {
+            true => !replays.seen.insert(shape),
+            false => replays.emulates,
+        };
+        runs.then_some(shape)
     }
 
     /// One step: writes the cache and gives the logits of the wanted rows, `[num_logits, vocab_size]`.
@@ -143,7 +170,7 @@ impl Runner {
         self.model.forward(input, &mut self.cache)
     }
 
-    /// One decode of the given shape over its words: writes the cache and gives an id per row.
+    /// One step of the given shape over its words: writes the cache and gives an id per row.
     ///
     /// # Errors
     /// [`CaptureError::Failed`] if the shape was to be captured now and the recording broke: the contents of the cache are
@@ -151,47 +178,47 @@ impl Runner {
     ///
     /// # Panics
     /// If [`decode_shape`](Self::decode_shape) gives no shapes.
-    pub(crate) fn decode(
+    pub(crate) fn replay(
         &mut self,
-        shape: DecodeShape,
+        shape: StepShape,
         words: Vec<i32>,
     ) -> Result<Tensor<1, Int>, CaptureError> {
-        let decode = self.decode.as_mut().expect("there are shapes");
-        decode.words.write(words);
+        let replays = self.replays.as_mut().expect("there are shapes");
+        replays.words.write(words);
         self.launch(shape)
     }
 
     /// One decode of the given shape whose tokens are the `ids` of the one before it, row by row; `words` are all that it
-    /// needs besides. Gives the `ids`, on their way to the host, and what [`decode`](Self::decode) does.
+    /// needs besides. Gives the `ids`, on their way to the host, and what [`replay`](Self::replay) does.
     ///
     /// # Errors
-    /// As [`decode`](Self::decode); nothing is captured where the shape was decoded before.
+    /// As [`replay`](Self::replay); nothing is captured where the shape was decoded before.
     ///
     /// # Panics
-    /// As [`decode`](Self::decode).
+    /// As [`replay`](Self::replay).
     pub(crate) fn decode_ahead(
         &mut self,
-        shape: DecodeShape,
+        shape: StepShape,
         mut words: Vec<i32>,
         ids: Tensor<1, Int>,
     ) -> Result<(PendingIds, Tensor<1, Int>), CaptureError> {
-        let decode = self.decode.as_mut().expect("there are shapes");
+        let replays = self.replays.as_mut().expect("there are shapes");
         let layout = shape.layout();
-        let pending = decode.words.feed_back(layout.token_ids, ids);
+        let pending = replays.words.feed_back(layout.token_ids, ids);
         let behind_tokens = words.split_off(layout.positions);
-        decode.words.write_from(layout.positions, behind_tokens);
+        replays.words.write_from(layout.positions, behind_tokens);
         Ok((pending, self.launch(shape)?))
     }
 
     /// Runs the step of a shape over what is in the words.
-    fn launch(&mut self, shape: DecodeShape) -> Result<Tensor<1, Int>, CaptureError> {
-        let decode = self.decode.as_mut().expect("there are shapes");
-        if decode.captures && !decode.graphs.contains_key(&shape) {
+    fn launch(&mut self, shape: StepShape) -> Result<Tensor<1, Int>, CaptureError> {
+        let replays = self.replays.as_mut().expect("there are shapes");
+        if replays.captures && !replays.graphs.contains_key(&shape) {
             self.capture(shape)?;
         }
-        let decode = self.decode.as_ref().expect("there are shapes");
-        let Some(graph) = decode.graphs.get(&shape) else {
-            return Ok(step(&*self.model, &mut self.cache, &decode.words, shape));
+        let replays = self.replays.as_ref().expect("there are shapes");
+        let Some(graph) = replays.graphs.get(&shape) else {
+            return Ok(step(&*self.model, &mut self.cache, &replays.words, shape));
         };
         // SAFETY: weights, cache and words are this value's own, on whose thread everything happens: an engine cannot be
         // sent to another. A new cache comes with a new set of recordings.
@@ -199,14 +226,14 @@ impl Runner {
         Ok(graph.output().clone())
     }
 
-    /// Captures a shape on padding alone, if it is not captured yet.
+    /// Captures the shape of a decode on padding alone, if it is not captured yet.
     ///
     /// # Errors
-    /// As [`decode`](Self::decode).
-    pub(crate) fn capture_padding(&mut self, shape: DecodeShape) -> Result<(), CaptureError> {
-        match &mut self.decode {
-            Some(decode) if decode.captures && !decode.graphs.contains_key(&shape) => {
-                decode.words.write(DecodeWords::padding(shape));
+    /// As [`replay`](Self::replay).
+    pub(crate) fn capture_padding(&mut self, shape: StepShape) -> Result<(), CaptureError> {
+        match &mut self.replays {
+            Some(replays) if replays.captures && !replays.graphs.contains_key(&shape) => {
+                replays.words.write(DecodeWords::padding(shape));
                 self.capture(shape)
             }
             _ => Ok(()),
@@ -215,20 +242,20 @@ impl Runner {
 
     /// Records the step of a shape. It runs for that, with what is in the words: a step that runs twice writes the same
     /// twice.
-    fn capture(&mut self, shape: DecodeShape) -> Result<(), CaptureError> {
-        let decode = self.decode.as_mut().expect("there are shapes");
-        let (model, cache, words) = (&*self.model, &mut self.cache, &decode.words);
+    fn capture(&mut self, shape: StepShape) -> Result<(), CaptureError> {
+        let replays = self.replays.as_mut().expect("there are shapes");
+        let (model, cache, words) = (&*self.model, &mut self.cache, &replays.words);
         let begin = Instant::now();
         match capture(&model.spec().device, || step(model, cache, words, shape)) {
             Ok(graph) => {
-                let (ms, num_graphs) = (begin.elapsed().as_millis(), decode.graphs.len() + 1);
+                let (ms, num_graphs) = (begin.elapsed().as_millis(), replays.graphs.len() + 1);
                 log::info!("captured {shape:?} in {ms} ms, graph {num_graphs}");
-                decode.graphs.insert(shape, graph);
+                replays.graphs.insert(shape, graph);
                 Ok(())
             }
             Err(CaptureError::Unsupported { reason }) => {
-                log::warn!("decodes run kernel by kernel from now on: {reason}");
-                decode.captures = false;
+                log::warn!("steps run kernel by kernel from now on: {reason}");
+                replays.captures = false;
                 Ok(())
             }
             Err(error) => Err(error),
@@ -237,7 +264,7 @@ impl Runner {
 
     /// Makes the cache anew, after a capture broke and took its contents along. Nothing is captured any more.
     pub(crate) fn renew_cache(&mut self) {
-        self.decode = None;
+        self.replays = None;
         let (geometry, dtype) = (self.cache.geometry(), self.cache.dtype());
         let (num_layers, device) = (self.cache.num_layers(), self.model.spec().device.clone());
         // The old one leaves before the new one comes: there may not be room for two.
@@ -278,15 +305,15 @@ impl Runner {
     }
 }
 
-/// Whether decodes of `model` are captured; an error says why they run as every other step does.
-fn captures(model: &dyn CausalLm, graphs: DecodeGraphs) -> Result<bool, String> {
+/// Whether steps of `model` are captured; an error says why they run kernel by kernel.
+fn captures(model: &dyn CausalLm, mode: GraphMode) -> Result<bool, String> {
     let ModelSpec {
         architecture,
         device,
         vocab_size,
         ..
     } = model.spec();
-    if graphs == DecodeGraphs::Off {
+    if mode == GraphMode::Off {
         return Err("graphs are off".to_owned());
     }
     if implemented_by(device) != ImplementedBy::Backend || !samples_on_device(device, *vocab_size) {
@@ -294,7 +321,7 @@ fn captures(model: &dyn CausalLm, graphs: DecodeGraphs) -> Result<bool, String> 
             "the device does not sample rows of {vocab_size} logits"
         ));
     }
-    if graphs == DecodeGraphs::Emulated {
+    if mode == GraphMode::Emulated {
         return Ok(false);
     }
     if !model.can_be_captured() {
@@ -304,12 +331,12 @@ fn captures(model: &dyn CausalLm, graphs: DecodeGraphs) -> Result<bool, String> 
     Ok(true)
 }
 
-/// What a decode launches: the same whatever the words hold.
+/// What a step launches: the same whatever the words hold.
 fn step(
     model: &dyn CausalLm,
     cache: &mut PagedKvCache,
     words: &StepWords,
-    shape: DecodeShape,
+    shape: StepShape,
 ) -> Tensor<1, Int> {
     let (input, options) = shape.views(words, cache.geometry());
     let logits = model.forward(&input, cache);

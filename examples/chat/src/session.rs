@@ -7,7 +7,7 @@ use std::time::Instant;
 use burn::tensor::Device;
 use burn_paged_checkpoint::Checkpoint;
 use burn_paged_engine::{
-    CacheSize, Completion, DecodeConfig, DecodeGraphs, Engine, EngineConfig, FinishReason, Request,
+    CacheSize, Completion, Engine, EngineConfig, FinishReason, GraphConfig, GraphMode, Request,
     SamplingParams, StopConditions, TokenEvent,
 };
 use burn_paged_model::{CausalLm, LoadError, LoadOptions, ModelFamily, load_model};
@@ -63,20 +63,20 @@ impl Session {
             max_num_seqs: 1,
             max_num_batched_tokens: TOKENS_PER_STEP,
             max_model_len: Some(context),
-            decode: DecodeConfig {
-                graphs: if args.no_graphs {
-                    DecodeGraphs::Off
+            graphs: GraphConfig {
+                mode: if args.no_graphs {
+                    GraphMode::Off
                 } else {
-                    DecodeGraphs::On
+                    GraphMode::On
                 },
-                ..DecodeConfig::default()
+                ..GraphConfig::default()
             },
             ..EngineConfig::default()
         };
         let mut engine = Engine::new(model, config).map_err(Failure::refused)?;
         let bar = CaptureBar::new();
         engine.capture_decodes(|done, total| bar.show(done, total));
-        description["captured_decodes"] = json!(engine.captures_decodes());
+        description["captured_decodes"] = json!(engine.captures_steps());
         let engine = engine
             .with_detokenizer(text.tokenizer.clone())
             .with_end_tokens(text.stop_tokens.iter());

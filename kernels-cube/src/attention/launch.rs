@@ -529,7 +529,6 @@ fn launch(
                     batch,
                     params,
                     bounds,
-                    splits,
                     block_log2,
                     spec,
                     [products, out.dtype()],

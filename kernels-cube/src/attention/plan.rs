@@ -477,7 +477,7 @@ impl AttentionPlan {
                 (cubes, Grid::for_cubes(facts, cubes, tile.units()))
             }
             AttentionKernel::HopperDecode => {
-                let cubes = (num_tokens * num_kv_heads * decode.parts).saturating_mul(num_splits);
+                let cubes = num_tokens * num_kv_heads * decode.parts;
                 let grid = Grid::for_cubes(facts, cubes, decode.units());
                 // Clusters lie along x.
                 (cubes, grid.filter(|grid| grid.cubes.0 as usize == cubes))

@@ -15,15 +15,15 @@
 use burn::tensor::{Int, Tensor};
 
 use crate::RequestId;
-use crate::decode::DecodeShape;
 use crate::generation::Generation;
+use crate::replay::StepShape;
 use crate::runner::Runner;
 use crate::scheduler::{ScheduledBatch, Scheduler};
 
 /// The decode in flight.
 #[derive(Debug)]
 pub(super) struct DecodeAhead {
-    pub(super) shape: DecodeShape,
+    pub(super) shape: StepShape,
     /// The sequence of each row. Those that are not running any more have ended.
     sequences: Vec<RequestId>,
     /// An id per row, padding included.
@@ -32,7 +32,7 @@ pub(super) struct DecodeAhead {
 
 impl DecodeAhead {
     /// A decode of the sequences of `batch`.
-    pub(super) fn new(shape: DecodeShape, batch: &ScheduledBatch, ids: Tensor<1, Int>) -> Self {
+    pub(super) fn new(shape: StepShape, batch: &ScheduledBatch, ids: Tensor<1, Int>) -> Self {
         let sequences = batch.sequences.iter().map(|scheduled| scheduled.id);
         Self {
             shape,
@@ -56,7 +56,7 @@ impl DecodeAhead {
 /// Whether the step after a decode of `batch` in `shape`, whose tokens are not known, can be launched now: a decode of the
 /// same sequences in the same shape. Then these have the blocks for it.
 pub(super) fn can_decode_again(
-    shape: DecodeShape,
+    shape: StepShape,
     batch: &ScheduledBatch,
     requests: &[&Generation],
     runner: &Runner,

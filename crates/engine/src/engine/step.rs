@@ -6,8 +6,8 @@ use burn_paged::{CaptureError, MetadataError};
 
 use super::Engine;
 use super::ahead::{DecodeAhead, can_decode_again};
-use crate::decode::{DecodeShape, DecodeWords};
 use crate::generation::Generation;
+use crate::replay::{DecodeWords, StepShape, prompt_words};
 use crate::runner::{Launched, Runner, SampledRows};
 use crate::scheduler::{ScheduledBatch, ScheduledSequence};
 use crate::sequence::RunningSequence;
@@ -42,22 +42,31 @@ impl From<CaptureError> for StepError {
     }
 }
 
-/// The shape that a batch decodes in; `None` if it is not a decode of every sequence in it, or needs logits on the host.
-fn decode_shape(
-    runner: &Runner,
+/// The shape that a batch is replayed in; `None` if it runs kernel by kernel, or needs logits on the host.
+fn replay_shape(
+    runner: &mut Runner,
     batch: &ScheduledBatch,
     running: &[RunningSequence],
     requests: &[&Generation],
-) -> Option<DecodeShape> {
+) -> Option<StepShape> {
     let sequences = &batch.sequences;
-    let decodes = |scheduled: &ScheduledSequence| scheduled.num_tokens == 1 && scheduled.samples;
-    let is_decode = requests.len() == sequences.len() && sequences.iter().all(decodes);
-    if !is_decode || requests.iter().any(|request| request.needs_logits()) {
+    let sampling = sequences.iter().filter(|scheduled| scheduled.samples);
+    if requests.len() != sampling.count() || requests.iter().any(|request| request.needs_logits()) {
         return None;
     }
-    let blocks = |scheduled: &ScheduledSequence| running[scheduled.index].blocks.block_ids().len();
-    let max_blocks = sequences.iter().map(blocks).max()?;
-    runner.decode_shape(sequences.len(), max_blocks)
+    let blocks = |scheduled: &ScheduledSequence| &running[scheduled.index].blocks;
+    let decodes = |scheduled: &ScheduledSequence| scheduled.num_tokens == 1 && scheduled.samples;
+    if sequences.iter().all(decodes) {
+        let held = |scheduled| blocks(scheduled).block_ids().len();
+        return runner.decode_shape(sequences.len(), sequences.iter().map(held).max()?);
+    }
+    let block_size = runner.cache().geometry().block_size;
+    let used = |scheduled: &ScheduledSequence| {
+        let end = blocks(scheduled).num_computed_tokens() + scheduled.num_tokens;
+        end.div_ceil(block_size)
+    };
+    let max_blocks = sequences.iter().map(used).max()?;
+    runner.prompt_shape(batch.num_tokens(), sequences.len(), max_blocks)
 }
 
 impl Engine {
@@ -120,18 +129,25 @@ impl Engine {
             }
             None => {
                 let running = scheduler.running();
-                match decode_shape(runner, batch, running, &requests) {
+                match replay_shape(runner, batch, running, &requests) {
                     Some(shape) => {
                         let options = requests.iter().map(|request| request.sampler().options());
-                        let words = next_words
-                            .take()
-                            .filter(|words| words.are_for(shape, batch))
-                            .unwrap_or_else(|| DecodeWords::new(shape, batch, running))
-                            .finish(batch, running, options, geometry)?;
+                        let words = match shape.is_decode() {
+                            true => next_words
+                                .take()
+                                .filter(|words| words.are_for(shape, batch))
+                                .unwrap_or_else(|| DecodeWords::new(shape, batch, running))
+                                .finish(batch, running, options, geometry)?,
+                            false => prompt_words(shape, batch, running, options, geometry)?,
+                        };
                         let built = Instant::now();
-                        let ids = runner.decode(shape, words)?;
-                        let rows = (0..requests.len()).collect();
-                        (Launched::Ids { ids, rows }, Some(shape), built)
+                        let ids = runner.replay(shape, words)?;
+                        let rows = batch.sequences.iter().enumerate();
+                        let rows = rows.filter(|(_, scheduled)| scheduled.samples);
+                        let rows = rows.map(|(row, _)| row).collect();
+                        counters.fixed_prompts += u64::from(!shape.is_decode());
+                        let decode = shape.is_decode().then_some(shape);
+                        (Launched::Ids { ids, rows }, decode, built)
                     }
                     None => {
                         let device = &runner.spec().device;
@@ -155,7 +171,7 @@ impl Engine {
             rows_stay && can_decode_again(*shape, batch, &requests, runner, scheduler)
         });
         let marked = Instant::now();
-        let tables = |shape: DecodeShape| DecodeWords::new(shape, batch, scheduler.running());
+        let tables = |shape: StepShape| DecodeWords::new(shape, batch, scheduler.running());
         let (launched, built_next) = match (next_shape, launched) {
             (Some(shape), Launched::Ids { ids, rows }) => {
                 let options = |request: &&Generation| request.sampler().options_after(1);
@@ -239,7 +255,7 @@ impl Engine {
         let num_preempted = self.scheduler.preempt_all();
         self.counters.preemptions += num_preempted as u64;
         log::error!(
-            "{error}; decodes run kernel by kernel from now on, and {num_preempted} sequences are computed again"
+            "{error}; steps run kernel by kernel from now on, and {num_preempted} sequences are computed again"
         );
         self.runner.renew_cache();
     }

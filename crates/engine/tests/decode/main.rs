@@ -1,4 +1,4 @@
-//! Captured decodes of a small Llama against the same steps kernel by kernel, on every device of the build.
+//! Captured steps of a small Llama against the same steps kernel by kernel, on every device of the build.
 //!
 //! On CUDA a capture breaks if another thread allocates meanwhile, so the tests run one after the other.
 
@@ -13,8 +13,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use burn::tensor::{Device, Tensor};
 use burn_paged::PagedKvCache;
 use burn_paged_engine::{
-    CacheSize, DecodeConfig, DecodeGraphs, Engine, EngineConfig, EngineMetrics, FinishReason,
-    KvDType, Request, RequestId, SamplingParams,
+    CacheSize, Engine, EngineConfig, EngineMetrics, FinishReason, GraphConfig, GraphMode, KvDType,
+    Request, RequestId, SamplingParams,
 };
 use burn_paged_model::{CausalLm, ModelInput, ModelSpec};
 
@@ -66,20 +66,21 @@ fn one_at_a_time() -> MutexGuard<'static, ()> {
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn decode(graphs: DecodeGraphs) -> DecodeConfig {
-    DecodeConfig {
-        graphs,
+fn graphs(mode: GraphMode) -> GraphConfig {
+    GraphConfig {
+        mode,
         batch_sizes: Some(vec![1, 2, 5, 8]),
         context_sizes: Some(vec![16, 40, 1 << 20]),
+        prompt_sizes: Some(vec![3, 9, 16, 24]),
     }
 }
 
 fn engine(target: &Target, config: EngineConfig) -> Engine {
     let model = tiny::load(&target.device);
-    let is_on = config.decode.graphs == DecodeGraphs::On;
+    let is_on = config.graphs.mode == GraphMode::On;
     let engine = Engine::new(model, config).unwrap();
     assert_eq!(
-        engine.captures_decodes(),
+        engine.captures_steps(),
         is_on && target.captures,
         "{}: captured",
         target.name
@@ -88,8 +89,8 @@ fn engine(target: &Target, config: EngineConfig) -> Engine {
 }
 
 /// The tokens of every step of a workload, and what the engine says at its end.
-fn run(target: &Target, graphs: DecodeGraphs) -> (Vec<Tokens>, EngineMetrics) {
-    let mut workload = Workload::new(engine(target, workload::config(decode(graphs))));
+fn run(target: &Target, mode: GraphMode) -> (Vec<Tokens>, EngineMetrics) {
+    let mut workload = Workload::new(engine(target, workload::config(graphs(mode))));
     let mut steps: Vec<Tokens> = (0..target.num_steps).map(|_| workload.step()).collect();
     steps.extend(workload.finish());
     (steps, workload.metrics())
@@ -123,26 +124,36 @@ fn assert_same(name: &str, what: &str, found: &[Tokens], expected: &[Tokens]) {
 fn long_runs_give_the_tokens_of_eager_ones() {
     let _guard = one_at_a_time();
     for target in targets() {
-        let (eager, metrics) = run(&target, DecodeGraphs::Off);
-        assert_eq!(metrics.fixed_decodes, 0);
+        let (eager, metrics) = run(&target, GraphMode::Off);
+        assert_eq!((metrics.fixed_decodes, metrics.fixed_prompts), (0, 0));
         assert!(metrics.preemptions > 0, "{}: {metrics:?}", target.name);
         assert!(metrics.cache.hit_tokens > 0, "{}: {metrics:?}", target.name);
         let sizes: BTreeSet<usize> = eager.iter().map(Vec::len).collect();
         assert!(sizes.len() > 4, "batches of {sizes:?} alone");
 
-        let (emulated, metrics) = run(&target, DecodeGraphs::Emulated);
+        let (emulated, metrics) = run(&target, GraphMode::Emulated);
         assert!(metrics.fixed_decodes as usize > target.num_steps / 4);
         assert!(metrics.decodes_ahead as usize > target.num_steps / 8);
+        assert!(
+            metrics.fixed_prompts as usize > target.num_steps / 16,
+            "{metrics:?}"
+        );
         assert_same(target.name, "emulated", &emulated, &eager);
 
-        let (on, metrics) = run(&target, DecodeGraphs::On);
+        let (on, metrics) = run(&target, GraphMode::On);
         assert_same(target.name, "on", &on, &eager);
         if target.captures {
             assert!(metrics.fixed_decodes as usize > target.num_steps / 4);
             assert!(metrics.decodes_ahead as usize > target.num_steps / 8);
-            assert!(metrics.decode_graphs > 4, "{}: {metrics:?}", target.name);
+            // Each shape of prompts runs once without.
+            assert!(
+                metrics.fixed_prompts as usize > target.num_steps / 32,
+                "{metrics:?}"
+            );
+            assert!(metrics.num_graphs > 8, "{}: {metrics:?}", target.name);
         } else {
-            assert_eq!((metrics.fixed_decodes, metrics.decode_graphs), (0, 0));
+            let fixed = (metrics.fixed_decodes, metrics.fixed_prompts);
+            assert_eq!((fixed, metrics.num_graphs), ((0, 0), 0));
         }
     }
 }
@@ -152,10 +163,10 @@ fn long_runs_give_the_tokens_of_eager_ones() {
 fn runs_over_a_cache_of_fp8_give_the_tokens_of_eager_ones() {
     let _guard = one_at_a_time();
     for target in targets() {
-        let run = |graphs, kv_dtype| {
+        let run = |mode, kv_dtype| {
             let config = EngineConfig {
                 kv_dtype,
-                ..workload::config(decode(graphs))
+                ..workload::config(graphs(mode))
             };
             let mut workload = Workload::new(engine(&target, config));
             let num_steps = target.num_steps.min(60);
@@ -163,13 +174,13 @@ fn runs_over_a_cache_of_fp8_give_the_tokens_of_eager_ones() {
             steps.extend(workload.finish());
             (steps, workload.metrics())
         };
-        let (eager, _) = run(DecodeGraphs::Off, KvDType::Fp8);
-        let (exact, _) = run(DecodeGraphs::Off, KvDType::Auto);
+        let (eager, _) = run(GraphMode::Off, KvDType::Fp8);
+        let (exact, _) = run(GraphMode::Off, KvDType::Auto);
         assert_ne!(answers(&eager), answers(&exact), "fp8 was not used");
-        for graphs in [DecodeGraphs::Emulated, DecodeGraphs::On] {
-            let (found, metrics) = run(graphs, KvDType::Fp8);
+        for mode in [GraphMode::Emulated, GraphMode::On] {
+            let (found, metrics) = run(mode, KvDType::Fp8);
             assert_same(target.name, "fp8", &found, &eager);
-            let is_fixed = graphs == DecodeGraphs::Emulated || target.captures;
+            let is_fixed = mode == GraphMode::Emulated || target.captures;
             assert_eq!(metrics.fixed_decodes > 0, is_fixed, "{metrics:?}");
         }
     }
@@ -181,30 +192,30 @@ fn answers_that_end_at_any_token_are_those_of_eager_steps() {
     let _guard = one_at_a_time();
     for target in targets() {
         let num_requests = target.num_steps / 5;
-        let answer = |graphs| {
+        let answer = |mode| {
             let requests = (0..num_requests).map(|at| {
                 let stops = (0..8).map(|stop| ((at * 7 + stop * 13) % tiny::VOCAB) as u32);
                 let mut request = workload::request(at);
                 request.stop.stop_token_ids = stops.collect();
                 request
             });
-            let mut engine = engine(&target, workload::config(decode(graphs)));
+            let mut engine = engine(&target, workload::config(graphs(mode)));
             let completions = engine.generate(requests).unwrap().into_iter();
             let answers = completions.map(|answer| (answer.token_ids, answer.finish));
             (answers.collect::<Vec<_>>(), engine.metrics())
         };
-        let (eager, metrics) = answer(DecodeGraphs::Off);
+        let (eager, metrics) = answer(GraphMode::Off);
         assert_eq!(metrics.decodes_ahead, 0);
         let stopped = |(_, finish): &&(_, _)| matches!(finish, Some(FinishReason::StopToken(_)));
         let stopped: Vec<usize> = (eager.iter().filter(stopped))
             .map(|(tokens, _)| tokens.len())
             .collect();
         assert!(stopped.len() > num_requests / 4, "{stopped:?}");
-        for graphs in [DecodeGraphs::Emulated, DecodeGraphs::On] {
-            let (found, metrics) = answer(graphs);
-            assert_eq!(found, eager, "{}: {graphs:?}", target.name);
+        for mode in [GraphMode::Emulated, GraphMode::On] {
+            let (found, metrics) = answer(mode);
+            assert_eq!(found, eager, "{}: {mode:?}", target.name);
             assert_eq!(metrics.free_blocks, metrics.num_blocks);
-            let runs_ahead = graphs == DecodeGraphs::Emulated || target.captures;
+            let runs_ahead = mode == GraphMode::Emulated || target.captures;
             assert_eq!(metrics.decodes_ahead > 0, runs_ahead, "{metrics:?}");
         }
     }
@@ -218,11 +229,12 @@ fn what_was_captured_on_padding_serves_every_length() {
     for target in targets() {
         let num_tokens = target.num_steps.min(200);
         let prompt = [3, 1, 4];
-        let answer = |graphs| {
-            let config = workload::config(DecodeConfig {
+        let answer = |mode| {
+            let config = workload::config(GraphConfig {
                 batch_sizes: Some(vec![3]),
                 context_sizes: Some(vec![1 << 20]),
-                graphs,
+                prompt_sizes: Some(vec![7]),
+                mode,
             });
             let config = EngineConfig {
                 cache_size: CacheSize::Tokens(256),
@@ -231,28 +243,28 @@ fn what_was_captured_on_padding_serves_every_length() {
             let mut engine = engine(&target, config);
             let mut seen = Vec::new();
             engine.capture_decodes(|done, total| seen.push((done, total)));
-            assert_eq!(engine.metrics().decode_graphs, seen.len() - 1);
+            assert_eq!(engine.metrics().num_graphs, seen.len() - 1);
             assert_eq!(seen.last(), Some(&(seen.len() - 1, seen.len() - 1)));
             let request = Request::new(prompt).with_max_tokens(num_tokens);
             let completion = engine.generate([request]).unwrap().remove(0);
             assert_eq!(completion.token_ids.len(), num_tokens);
             completion.token_ids
         };
-        let eager = answer(DecodeGraphs::Off);
+        let eager = answer(GraphMode::Off);
         // An answer that repeats itself would hide a wrong position.
         let different: BTreeSet<&u32> = eager.iter().collect();
         assert!(different.len() > 10, "{different:?}");
-        for graphs in [DecodeGraphs::Emulated, DecodeGraphs::On] {
-            assert_eq!(answer(graphs), eager, "{}: {graphs:?}", target.name);
+        for mode in [GraphMode::Emulated, GraphMode::On] {
+            assert_eq!(answer(mode), eager, "{}: {mode:?}", target.name);
         }
     }
 }
 
-/// A model that notes what the host can see of each decode.
+/// A model that notes what the host can see of each step.
 struct Spy {
     model: Box<dyn CausalLm>,
     /// By the size of the step.
-    seen: Rc<RefCell<BTreeMap<[usize; 2], BTreeSet<String>>>>,
+    seen: Rc<RefCell<BTreeMap<[usize; 3], BTreeSet<String>>>>,
 }
 
 impl CausalLm for Spy {
@@ -272,7 +284,9 @@ impl CausalLm for Spy {
                 rows,
             );
             let mut seen = self.seen.borrow_mut();
-            let shapes = seen.entry(table.tensor().dims()).or_default();
+            let [num_rows, max_blocks] = table.tensor().dims();
+            let shape = [step.num_tokens(), num_rows, max_blocks];
+            let shapes = seen.entry(shape).or_default();
             shapes.insert(format!("{values:?}"));
         }
         self.model.forward(input, cache)
@@ -290,13 +304,17 @@ fn the_host_sees_nothing_of_a_step_but_its_size() {
         model: tiny::load(&target.device),
         seen: Rc::clone(&seen),
     };
-    let config = workload::config(decode(DecodeGraphs::Emulated));
+    let config = workload::config(graphs(GraphMode::Emulated));
     let mut workload = Workload::new(Engine::new(Box::new(model), config).unwrap());
     for _ in 0..120 {
         workload.step();
     }
     let seen = seen.borrow();
-    assert!(seen.len() > 4, "{:?}", seen.keys());
+    assert!(seen.len() > 8, "{:?}", seen.keys());
+    assert!(
+        seen.keys()
+            .any(|[num_tokens, num_rows, _]| num_tokens > num_rows)
+    );
     for (shape, values) in seen.iter() {
         assert_eq!(values.len(), 1, "{shape:?}: {values:?}");
     }
@@ -307,8 +325,8 @@ fn the_host_sees_nothing_of_a_step_but_its_size() {
 fn steps_that_cannot_be_captured_run_in_between() {
     let _guard = one_at_a_time();
     for target in targets() {
-        let answers = |graphs| {
-            let mut engine = engine(&target, workload::config(decode(graphs)));
+        let answers = |mode| {
+            let mut engine = engine(&target, workload::config(graphs(mode)));
             let logprobs = SamplingParams {
                 logprobs: Some(2),
                 ..Default::default()
@@ -328,13 +346,13 @@ fn steps_that_cannot_be_captured_run_in_between() {
             }
             (tokens, engine.metrics())
         };
-        let (eager, metrics) = answers(DecodeGraphs::Off);
-        let (tokens, found) = answers(DecodeGraphs::Emulated);
+        let (eager, metrics) = answers(GraphMode::Off);
+        let (tokens, found) = answers(GraphMode::Emulated);
         assert_eq!(tokens, eager, "{}", target.name);
         assert_eq!(found.steps, metrics.steps);
         // The prompts and the steps of the other request, and nothing else.
         assert_eq!(found.fixed_decodes, 24 - 1 - 6, "{}", target.name);
-        assert_eq!(answers(DecodeGraphs::On).0, eager, "{}", target.name);
+        assert_eq!(answers(GraphMode::On).0, eager, "{}", target.name);
     }
 }
 
@@ -345,12 +363,12 @@ fn engines_do_not_share_graphs() {
     for target in targets() {
         let request = |first| Request::new([first, 9, 8, 7]).with_max_tokens(12);
         let alone = |first| {
-            let config = workload::config(decode(DecodeGraphs::Off));
+            let config = workload::config(graphs(GraphMode::Off));
             let completion = engine(&target, config).generate([request(first)]);
             completion.unwrap().remove(0).token_ids
         };
         let expected = [alone(1), alone(2)];
-        let config = workload::config(decode(DecodeGraphs::On));
+        let config = workload::config(graphs(GraphMode::On));
         let mut engines = [(); 2].map(|()| engine(&target, config.clone()));
         let mut found = [Vec::new(), Vec::new()];
         for (at, engine) in engines.iter_mut().enumerate() {

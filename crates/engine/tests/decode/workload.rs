@@ -1,7 +1,7 @@
 //! Requests that come and go by a fixed plan.
 
 use burn_paged_engine::{
-    CacheSize, DecodeConfig, Engine, EngineConfig, EngineMetrics, Request, RequestId,
+    CacheSize, Engine, EngineConfig, EngineMetrics, GraphConfig, Request, RequestId,
     SamplingParams, TokenEvent,
 };
 
@@ -11,14 +11,14 @@ use crate::tiny::VOCAB;
 pub(crate) type Tokens = Vec<(RequestId, u32)>;
 
 /// Eight seats and a cache for two or three of the longer requests.
-pub(crate) fn config(decode: DecodeConfig) -> EngineConfig {
+pub(crate) fn config(graphs: GraphConfig) -> EngineConfig {
     EngineConfig {
         block_size: 4,
         cache_size: CacheSize::Tokens(128),
         max_num_seqs: 8,
         max_num_batched_tokens: 24,
         seed: Some(3),
-        decode,
+        graphs,
         ..Default::default()
     }
 }

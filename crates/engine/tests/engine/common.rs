@@ -7,7 +7,7 @@ use burn_paged::SamplingOptions;
 use burn_paged::sampling::sample_row;
 use burn_paged_engine::testing::{FakeModel, hashed_logits};
 use burn_paged_engine::{
-    CacheSize, Completion, DecodeConfig, DecodeGraphs, Engine, EngineConfig, Request, RequestId,
+    CacheSize, Completion, Engine, EngineConfig, GraphConfig, GraphMode, Request, RequestId,
     SamplingParams, TokenEvent,
 };
 
@@ -29,13 +29,14 @@ pub(crate) fn config(num_blocks: usize) -> EngineConfig {
     }
 }
 
-/// As `config`, with decodes in sizes that leave padding in every second step.
+/// As `config`, with steps in sizes that leave padding in most of them.
 pub(crate) fn emulated(config: EngineConfig) -> EngineConfig {
     EngineConfig {
-        decode: DecodeConfig {
-            graphs: DecodeGraphs::Emulated,
+        graphs: GraphConfig {
+            mode: GraphMode::Emulated,
             batch_sizes: Some(vec![1, 3, 8]),
             context_sizes: Some(vec![9, 30, 1 << 20]),
+            prompt_sizes: Some(vec![4, 7, 13, 1 << 20]),
         },
         ..config
     }

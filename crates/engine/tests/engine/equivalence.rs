@@ -26,12 +26,15 @@ fn mixed() -> Vec<Request> {
         .collect()
 }
 
-/// Answers the mixed requests, with decodes as every other step and in fixed sizes. Gives the metrics of the former.
+/// Answers the mixed requests, with steps as they come and in fixed sizes. Gives the metrics of the former.
 fn assert_expected(config: EngineConfig) -> EngineMetrics {
     let metrics = assert_answers(emulated(config.clone()));
-    assert!(metrics.fixed_decodes > 0, "{metrics:?}");
+    assert!(
+        metrics.fixed_decodes > 0 && metrics.fixed_prompts > 0,
+        "{metrics:?}"
+    );
     let metrics = assert_answers(config);
-    assert_eq!(metrics.fixed_decodes, 0);
+    assert_eq!((metrics.fixed_decodes, metrics.fixed_prompts), (0, 0));
     metrics
 }
 

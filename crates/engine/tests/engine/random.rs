@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 
 use burn_paged_engine::{
-    DecodeConfig, DecodeGraphs, Engine, EngineConfig, FinishReason, Request, RequestId,
-    SamplingParams,
+    Engine, EngineConfig, FinishReason, GraphConfig, GraphMode, Request, RequestId, SamplingParams,
 };
 
 use crate::common::*;
@@ -30,10 +29,10 @@ fn random_config(random: &mut Random) -> EngineConfig {
     let block_size = 1 + random.below(5);
     let max_num_seqs = 1 + random.below(5);
     let budget = max_num_seqs + random.below(20);
-    let decode = DecodeConfig {
-        graphs: match random.chance(2) {
-            true => DecodeGraphs::Emulated,
-            false => DecodeGraphs::default(),
+    let graphs = GraphConfig {
+        mode: match random.chance(2) {
+            true => GraphMode::Emulated,
+            false => GraphMode::default(),
         },
         batch_sizes: random
             .chance(2)
@@ -41,9 +40,12 @@ fn random_config(random: &mut Random) -> EngineConfig {
         context_sizes: random
             .chance(2)
             .then(|| vec![1 + random.below(20), 1 << 20]),
+        prompt_sizes: random
+            .chance(2)
+            .then(|| vec![1 + random.below(20), 1 + random.below(8)]),
     };
     EngineConfig {
-        decode,
+        graphs,
         block_size,
         max_num_seqs,
         max_num_batched_tokens: budget,

@@ -142,9 +142,16 @@ impl CuSeqlens {
         Self::new(values, device)
     }
 
-    /// One row for each sequence, whose values `0..=num_seqs` are on the device already.
-    fn one_each(device: Tensor<1, Int>) -> Self {
-        let host = (0..device.dims()[0] as i32).collect();
+    /// Values that only the device knows, for so many rows in all. In their place the host has one row for each sequence where
+    /// there are as many, and all rows in the first sequence where there are not.
+    fn on_device(num_rows: usize, device: Tensor<1, Int>) -> Self {
+        let num_seqs = device.dims()[0] - 1;
+        let host = match num_rows == num_seqs {
+            true => (0..=num_rows as i32).collect(),
+            false => (0..=num_seqs)
+                .map(|at| if at == 0 { 0 } else { num_rows as i32 })
+                .collect(),
+        };
         Self { host, device }
     }
 
@@ -373,21 +380,22 @@ impl BlockTable {
     }
 }
 
-/// Index tensors of a decode, all i32 and contiguous, for [`AttentionMetadata::for_replays`]: one new token for each of
-/// `num_seqs` sequences, of which some may be padding.
+/// Index tensors of a step that is replayed, all i32 and contiguous, for [`AttentionMetadata::for_replays`]: `num_tokens` new
+/// tokens of `num_seqs` sequences, of which some of either may be padding.
 ///
 /// What they hold changes from replay to replay. At each one it must be what [`AttentionMetadata::new`] would accept,
-/// besides padding, which nobody checks on a device.
+/// besides padding, which nobody checks on a device. A decode has as many tokens as sequences: one new token for each.
 #[derive(Debug, Clone)]
-pub struct ReplayedDecode {
-    /// `0..=num_seqs`, `[num_seqs + 1]`.
+pub struct ReplayedStep {
+    /// Where the tokens of each sequence begin and end, `[num_seqs + 1]`. Tokens past the last value are padding. For a decode
+    /// `0..=num_seqs`.
     pub cu_seqlens_q: Tensor<1, Int>,
-    /// Keys of each sequence after the step, at most `max_blocks * block_size`, `[num_seqs]`. 0 is padding: its row sees
-    /// nothing, and attention gives 0 for it.
+    /// Keys of each sequence after the step, at most `max_blocks * block_size`, `[num_seqs]`. 0 is padding: its rows see
+    /// nothing, and attention gives 0 for them.
     pub seq_lens: Tensor<1, Int>,
     /// Blocks of each sequence, `[num_seqs, max_blocks]`; what lies past its length is not read.
     pub block_table: Tensor<2, Int>,
-    /// Where each token is written, `[num_seqs]`; -1 for padding, which is written nowhere.
+    /// Where each token is written, `[num_tokens]`; -1 for padding, which is written nowhere.
     pub slot_mapping: Tensor<1, Int>,
 }
 
@@ -465,39 +473,37 @@ impl AttentionMetadata {
         })
     }
 
-    /// A decode that is captured once and replayed with other values in the same tensors.
+    /// A step that is captured once and replayed with other values in the same tensors.
     ///
     /// Nothing of a value is on the host, so nothing can be baked in. In place of the values the host has bounds: every
-    /// length is `max_blocks * block_size`, the largest block is the last of the cache, rows of the table are padding, and
-    /// slots are -1. Only ops whose kernels read the tensors take such metadata: [`gather_kv`](crate::gather_kv), whose
+    /// length is `max_blocks * block_size`, the largest block is the last of the cache, rows of the table are padding,
+    /// slots are -1, and all tokens are of the first sequence, unless there is one for each. Only ops whose kernels read the tensors take such metadata: [`gather_kv`](crate::gather_kv), whose
     /// result has the size of the lengths, and devices that run the reference refuse it.
     ///
     /// # Panics
-    /// If the shapes disagree, or `max_blocks * block_size` does not fit an i32.
-    pub fn for_replays(decode: ReplayedDecode, geometry: CacheGeometry) -> Self {
-        let ReplayedDecode {
+    /// If the shapes disagree, or tokens or `max_blocks * block_size` do not fit an i32.
+    pub fn for_replays(step: ReplayedStep, geometry: CacheGeometry) -> Self {
+        let ReplayedStep {
             cu_seqlens_q,
             seq_lens,
             block_table,
             slot_mapping,
-        } = decode;
+        } = step;
         let [num_seqs, max_blocks] = block_table.dims();
-        let found = [
-            cu_seqlens_q.dims()[0],
-            seq_lens.dims()[0],
-            slot_mapping.dims()[0],
-        ];
+        let found = [cu_seqlens_q.dims()[0], seq_lens.dims()[0]];
         assert!(
-            found == [num_seqs + 1, num_seqs, num_seqs],
-            "a table of {num_seqs} sequences with {found:?} offsets, lengths and slots"
+            found == [num_seqs + 1, num_seqs],
+            "a table of {num_seqs} sequences with {found:?} offsets and lengths"
         );
-        let bound = max_blocks * geometry.block_size;
-        let bound = i32::try_from(bound)
-            .unwrap_or_else(|_| panic!("{bound} tokens do not fit a 32-bit index"));
+        let num_tokens = slot_mapping.dims()[0];
+        let [bound, _] = [max_blocks * geometry.block_size, num_tokens].map(|count| {
+            i32::try_from(count)
+                .unwrap_or_else(|_| panic!("{count} tokens do not fit a 32-bit index"))
+        });
         // The cache's constructor refuses more slots than an i32 counts, and blocks are fewer.
         let largest = geometry.num_blocks as i32 - 1;
         Self {
-            cu_seqlens_q: CuSeqlens::one_each(cu_seqlens_q),
+            cu_seqlens_q: CuSeqlens::on_device(num_tokens, cu_seqlens_q),
             cu_seqlens_k: None,
             seq_lens: SequenceLengths::up_to(bound, seq_lens),
             block_table: BlockTable::on_device(largest, block_table),

@@ -20,7 +20,7 @@ pub use builder::{AttentionMetadataBuilder, SequenceStep};
 pub(crate) use cache::KvTensors;
 pub use cache::{CacheDType, CacheError, CacheGeometry, CacheScales, LayerKv, PagedKvCache};
 pub use metadata::{
-    AttentionMetadata, BlockTable, CuSeqlens, MetadataError, ReplayedDecode, SequenceLengths,
+    AttentionMetadata, BlockTable, CuSeqlens, MetadataError, ReplayedStep, SequenceLengths,
     SlotMapping,
 };
 pub use options::{AttentionOptions, SAMPLING_WORDS, SamplingOptions};

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_paged::{
     AttentionMetadata, AttentionMetadataBuilder, AttentionOptions, CacheGeometry, ImplementedBy,
-    LayerKv, ReplayedDecode, SAMPLING_WORDS, SamplingOptions, SequenceStep, StepWords, gather_kv,
+    LayerKv, ReplayedStep, SAMPLING_WORDS, SamplingOptions, SequenceStep, StepWords, gather_kv,
     implemented_by, paged_attention_with_lse, sample, sample_by_words, samples_on_device,
 };
 
@@ -33,7 +33,7 @@ fn ints<const D: usize>(tensor: Tensor<D, Int>) -> Vec<i32> {
 }
 
 fn metadata(words: &StepWords) -> AttentionMetadata {
-    let decode = ReplayedDecode {
+    let decode = ReplayedStep {
         cu_seqlens_q: words.view(OFFSETS, [NUM_ROWS + 1]),
         seq_lens: words.view(LENS, [NUM_ROWS]),
         block_table: words.view(TABLE, [NUM_ROWS, MAX_BLOCKS]),
@@ -190,6 +190,86 @@ fn a_step_for_replays_equals_one_with_host_values() {
             assert_close(&found_lse, &lse, name);
             assert!(found_out[out.len()..].iter().all(|value| *value == 0.0));
             let padding = &found_lse[lse.len()..];
+            assert!(padding.iter().all(|value| *value == f32::NEG_INFINITY));
+        }
+    }
+}
+
+/// The same for chunks of prompts and decodes in one step, with padding behind the tokens and behind the sequences.
+#[test]
+fn a_step_of_chunks_for_replays_equals_one_with_host_values() {
+    const NUM_TOKENS: usize = 13;
+    const OFFSETS: usize = 0;
+    const LENS: usize = StepWords::ALIGNMENT;
+    const TABLE: usize = 2 * StepWords::ALIGNMENT;
+    const SLOTS: usize = 3 * StepWords::ALIGNMENT;
+    let step = |blocks, num_computed, num_new| SequenceStep {
+        blocks,
+        num_computed,
+        num_new,
+    };
+    let steps: [&[SequenceStep<'_>]; 4] = [
+        &[step(&[3, 9], 0, 6), step(&[5, 0, 8, 2], 9, 6)],
+        &[step(&[7, 1, 4], 8, 1), step(&[10], 0, 3), step(&[6, 2, 0, 8, 5], 9, 9)],
+        &[step(&[2, 4, 6, 8, 10, 1, 3], 14, 13)],
+        &[],
+    ];
+    for (name, device) in devices() {
+        if implemented_by(&device) != ImplementedBy::Backend {
+            continue;
+        }
+        let mut random = Random::new(37);
+        let mut tensor = |shape: [usize; 4]| random.tensor(shape, 2.0, DType::F32, &device);
+        let cache = LayerKv::new(tensor(GEOMETRY.shape()), tensor(GEOMETRY.shape()));
+        let q = tensor([NUM_TOKENS, NUM_HEADS, GEOMETRY.head_dim, 1]);
+        let q = q.reshape([NUM_TOKENS, NUM_HEADS, GEOMETRY.head_dim]);
+        let mut words = StepWords::new(4 * StepWords::ALIGNMENT, &device);
+        for sequences in steps {
+            // Nobody may look past the blocks of a sequence.
+            let mut values = vec![1_000_000; SLOTS];
+            values.resize(SLOTS + NUM_TOKENS, -1);
+            let mut token = 0;
+            for row in 0..=NUM_ROWS {
+                values[OFFSETS + row] = token as i32;
+                let Some(sequence) = sequences.get(row) else {
+                    values[LENS + row] = 0;
+                    continue;
+                };
+                let end = sequence.num_computed + sequence.num_new;
+                values[LENS + row] = end as i32;
+                for (at, block) in sequence.blocks.iter().enumerate() {
+                    values[TABLE + row * MAX_BLOCKS + at] = *block as i32;
+                }
+                token += sequence.num_new;
+            }
+            words.write(values);
+            let metadata = AttentionMetadata::for_replays(
+                ReplayedStep {
+                    cu_seqlens_q: words.view(OFFSETS, [NUM_ROWS + 1]),
+                    seq_lens: words.view(LENS, [NUM_ROWS]),
+                    block_table: words.view(TABLE, [NUM_ROWS, MAX_BLOCKS]),
+                    slot_mapping: words.view(SLOTS, [NUM_TOKENS]),
+                },
+                GEOMETRY,
+            );
+            assert_eq!(metadata.num_tokens(), NUM_TOKENS);
+            let options = AttentionOptions::causal();
+            let found = paged_attention_with_lse(q.clone(), &cache, &metadata, options);
+            let (found_out, found_lse) = (host(&found.out), host(&found.lse));
+            let mut num_found = [0, 0];
+            if token > 0 {
+                let mut builder = AttentionMetadataBuilder::new(GEOMETRY);
+                sequences.iter().for_each(|step| builder.push(*step));
+                let metadata = builder.build(&device).unwrap();
+                let q = q.clone().narrow(0, 0, token);
+                let expected = paged_attention_with_lse(q, &cache, &metadata, options);
+                let (out, lse) = (host(&expected.out), host(&expected.lse));
+                assert_close(&found_out, &out, name);
+                assert_close(&found_lse, &lse, name);
+                num_found = [out.len(), lse.len()];
+            }
+            assert!(found_out[num_found[0]..].iter().all(|value| *value == 0.0));
+            let padding = &found_lse[num_found[1]..];
             assert!(padding.iter().all(|value| *value == f32::NEG_INFINITY));
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! out[t, h] = Σ_j softmax_j(scale · q[t, h] · k[j]) · v[j],   j over the keys visible to t.
 //!
-//! Owns      cube: one token and the query heads of one key head, over one part of the keys. The cubes of a cluster take
-//!           neighbouring parts and put them together. warp: every so many-th tile of keys.
+//! Owns      cube: one token and the query heads of one key head. The cubes of a cluster take neighbouring parts of the keys
+//!           and put them together. warp: every so many-th tile of keys.
 //! Memory    shared: for each warp, a ring of tiles of keys and values, which it asks the copy engine for itself: a tile is
 //!           asked for as soon as its place has been read, so that nearly all of the ring is always on its way, and no warp
 //!           waits for another one. At the end, the outputs of the warps in f32 in their place.
@@ -45,7 +45,7 @@ mod work;
 
 use cubecl::prelude::*;
 
-use super::keys::{BatchShape, ScoreParams, Splits};
+use super::keys::{BatchShape, ScoreParams};
 use super::mask::MaskBounds;
 use crate::hopper::{mbarrier, shared, tma};
 use crate::layout::HeadLayout;
@@ -79,7 +79,6 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
     batch: BatchShape,
     params: ScoreParams,
     bounds: MaskBounds,
-    splits: Splits,
     block_log2: u32,
     #[comptime] spec: DecodeSpec,
     #[define(F, O)] _dtypes: [ElemType; 2],
@@ -116,7 +115,6 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
         &table,
         &batch,
         &bounds,
-        &splits,
         block_log2,
     );
     let work = work_of(&call, spec);

@@ -156,7 +156,6 @@ fn write_rows<O: Float>(
     #[comptime] spec: DecodeSpec,
 ) {
     let head_quads = comptime!(spec.mma.head_dim as u32 / 4);
-    let to_token = work.split * batch.num_tokens + work.token;
     let mut at = begin;
     while at < end {
         let row = at / head_quads;
@@ -167,7 +166,7 @@ fn write_rows<O: Float>(
             out,
             lse,
             &merged,
-            to_token,
+            work.token,
             work.head(row, batch),
             quad,
             batch,

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::spec::DecodeSpec;
-use crate::attention::keys::{BatchShape, KeySource, SequenceKeys, Splits, sequence_keys};
+use crate::attention::keys::{BatchShape, KeySource, SequenceKeys, sequence_keys};
 use crate::attention::mask::{KeyRange, MaskBounds, visible_keys};
 use crate::hopper::cluster;
 use crate::paged::BlockTableShape;
@@ -17,7 +17,6 @@ pub(super) struct Call<'a> {
     pub(super) table: &'a BlockTableShape,
     pub(super) batch: &'a BatchShape,
     pub(super) bounds: &'a MaskBounds,
-    pub(super) splits: &'a Splits,
     pub(super) block_log2: u32,
 }
 
@@ -29,7 +28,6 @@ pub(super) fn call_of<'a>(
     table: &'a BlockTableShape,
     batch: &'a BatchShape,
     bounds: &'a MaskBounds,
-    splits: &'a Splits,
     block_log2: u32,
 ) -> Call<'a> {
     Call::<'a> {
@@ -39,7 +37,6 @@ pub(super) fn call_of<'a>(
         table,
         batch,
         bounds,
-        splits,
         block_log2,
     }
 }
@@ -49,12 +46,10 @@ pub(super) fn call_of<'a>(
 pub(super) struct Work {
     pub(super) token: usize,
     pub(super) kv_head: usize,
-    /// Which part of a split call it is.
-    pub(super) split: usize,
     pub(super) sequence: usize,
     /// The first packed key of the sequence.
     pub(super) keys_begin: i32,
-    /// The keys of the part: `first..end`.
+    /// The keys that the token sees: `first..end`.
     pub(super) first: i32,
     pub(super) end: i32,
     /// The place of the cube in its cluster, and its share of the tiles: `begin_tile..end_tile`.
@@ -74,20 +69,12 @@ pub(super) fn work_of(call: &Call<'_>, #[comptime] spec: DecodeSpec) -> Work {
     }
     let nth = (CUBE_POS_X / parts) as usize;
     let kv_head = nth % num_kv_heads;
-    let split = nth / num_kv_heads % call.splits.count;
-    let token = nth / num_kv_heads / call.splits.count;
+    let token = nth / num_kv_heads;
     let seen = token_keys(call, token, spec.mma.keys);
-    let range = call.splits.part(
-        KeyRange {
-            first: seen.range.first,
-            len: seen.range.len,
-        },
-        split,
-    );
-    let first = range.first;
-    let end = range.first + range.len;
+    let first = seen.range.first;
+    let end = first + seen.range.len;
     let mut num_tiles = 0i32.runtime();
-    if range.len > 0 {
+    if seen.range.len > 0 {
         num_tiles = (end + comptime!(keys - 1)) / keys - first / keys;
     }
     // The cubes of the cluster share the tiles evenly, whatever the length.
@@ -95,7 +82,6 @@ pub(super) fn work_of(call: &Call<'_>, #[comptime] spec: DecodeSpec) -> Work {
     Work {
         token,
         kv_head,
-        split,
         sequence: seen.sequence,
         keys_begin: seen.keys.begin,
         first,

@@ -3,7 +3,7 @@
 use burn_paged::{CacheGeometry, MetadataError, SAMPLING_WORDS, SamplingOptions};
 use burn_paged_kv_cache::BlockId;
 
-use super::{DecodeLayout, DecodeShape};
+use super::{StepLayout, StepShape};
 use crate::RequestId;
 use crate::scheduler::ScheduledBatch;
 use crate::sequence::RunningSequence;
@@ -15,8 +15,8 @@ use crate::sequence::RunningSequence;
 /// known: while the device still computes these.
 #[derive(Debug)]
 pub(crate) struct DecodeWords {
-    shape: DecodeShape,
-    layout: DecodeLayout,
+    shape: StepShape,
+    layout: StepLayout,
     words: Vec<i32>,
     rows: Vec<Row>,
 }
@@ -32,7 +32,7 @@ struct Row {
 impl DecodeWords {
     /// The tables of a batch. `running` is what its indices refer to.
     pub(crate) fn new(
-        shape: DecodeShape,
+        shape: StepShape,
         batch: &ScheduledBatch,
         running: &[RunningSequence],
     ) -> Self {
@@ -63,13 +63,13 @@ impl DecodeWords {
     }
 
     /// The words of a decode of nothing but padding.
-    pub(crate) fn padding(shape: DecodeShape) -> Vec<i32> {
+    pub(crate) fn padding(shape: StepShape) -> Vec<i32> {
         Self::new(shape, &ScheduledBatch::default(), &[]).words
     }
 
     /// Whether these are tables of the sequences of `batch` in this shape, up to blocks that came since. The caller
     /// drops the words when a sequence leaves, so that the same id is the same sequence.
-    pub(crate) fn are_for(&self, shape: DecodeShape, batch: &ScheduledBatch) -> bool {
+    pub(crate) fn are_for(&self, shape: StepShape, batch: &ScheduledBatch) -> bool {
         let ids = batch.sequences.iter().map(|scheduled| scheduled.id);
         self.shape == shape && ids.eq(self.rows.iter().map(|row| row.id))
     }
@@ -187,10 +187,7 @@ mod tests {
         head_dim: 2,
     };
 
-    const SHAPE: DecodeShape = DecodeShape {
-        num_rows: 3,
-        max_blocks: 5,
-    };
+    const SHAPE: StepShape = StepShape::decode(3, 5);
 
     fn ints(tensor: &Tensor<1, Int>) -> Vec<i64> {
         tensor.clone().into_data().iter::<i64>().collect()
@@ -337,7 +334,7 @@ mod tests {
         let batch = scheduler.schedule();
         let words = DecodeWords::new(SHAPE, &batch, scheduler.running());
         assert!(words.are_for(SHAPE, &batch));
-        let wider = DecodeShape {
+        let wider = StepShape {
             max_blocks: 6,
             ..SHAPE
         };
