@@ -174,10 +174,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         total.as_secs_f64()
     ));
     report.notes.push(format!(
-        "steps captured: {}, {} graphs, {:.2} s at the start",
+        "steps captured: {}, {} graphs at the start, in {:.2} s, {} at the end",
         engine.captures_steps(),
-        metrics.num_graphs,
-        captured.as_secs_f64()
+        first.num_graphs,
+        captured.as_secs_f64(),
+        metrics.num_graphs
     ));
     report.notes.push(format!(
         "{} of {} steps launched ahead: what the engine does meanwhile costs nothing",

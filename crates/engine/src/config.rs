@@ -68,8 +68,8 @@ impl FromStr for KvDType {
 
 /// Whether steps run as graphs: recorded once for each size, and run again by the device as one piece.
 ///
-/// Only a step in which no request needs logits on the host (log-probabilities, penalties, bias) can. Every other step runs kernel
-/// by kernel.
+/// Only a step can whose tokens need no logits on the host (log-probabilities, penalties, bias). Every other step runs kernel by
+/// kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum GraphMode {
     /// Never.
@@ -100,7 +100,9 @@ pub struct GraphConfig {
     /// More tokens than the largest run kernel by kernel.
     ///
     /// A graph pays where the device would wait for the host's launches: the fewer tokens and the smaller the model, the more. Each
-    /// holds the memory of its intermediates. They are captured one by one, each when its size comes the second time.
+    /// holds the memory of its intermediates, and there is one for each size, number of sequences (powers of two) and context; of
+    /// more than 32, those that come later run kernel by kernel. They are captured between requests, each when its shape comes the
+    /// second time; as with decodes, a capture that breaks costs the contents of the cache.
     pub prompt_sizes: Option<Vec<usize>>,
 }
 

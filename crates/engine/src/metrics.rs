@@ -25,7 +25,7 @@ pub struct EngineMetrics {
     /// Those of them that were decodes in one of the sizes of
     /// [`GraphConfig`](crate::GraphConfig): replayed, or emulated where nothing is captured.
     pub fixed_decodes: u64,
-    /// Those of them that computed prompt tokens, in one of these sizes.
+    /// Those of them that computed more than one prompt token of a sequence, in one of these sizes.
     pub fixed_prompts: u64,
     /// Those of them that were launched before the tokens of the step before had come to the host.
     pub decodes_ahead: u64,
@@ -56,7 +56,7 @@ pub struct StepTimes {
     /// Building and uploading the index tensors.
     pub build: Duration,
     /// Running the model, or only launching it, the next step included where that is launched ahead. The first decode of a
-    /// size captures it here.
+    /// size captures it here, and so does the second step of a size with prompts.
     pub forward: Duration,
     /// Sampling and reading back; the device works meanwhile.
     pub sample: Duration,

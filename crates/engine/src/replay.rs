@@ -31,8 +31,9 @@ const PROMPT_STEP: usize = 128;
 /// model is very small.
 const MOST_PROMPT_TOKENS: usize = 512;
 
-/// From a number of sequences of a step with prompts to the next larger one. A sequence that is padding costs as good as nothing.
-const PROMPT_ROWS_STEP: usize = 4;
+/// From a number of sequences of a step with prompts to the next larger one. Plans take those that are padding for real ones: too
+/// many, and attention would be planned for sequences of few tokens.
+const PROMPT_ROWS_STEP: usize = 2;
 
 /// The sizes of a captured step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -240,11 +241,14 @@ impl StepShapes {
         let last = |sizes: &[usize]| sizes.last().copied();
         let widest = last(&self.widths).unwrap_or(0);
         let decode = last(&self.batch_sizes).map(|num_rows| StepShape::decode(num_rows, widest));
-        let num_rows = last(&self.prompt_rows).unwrap_or(0);
-        let prompts = last(&self.prompt_sizes).map(|num_tokens| StepShape {
-            num_tokens,
-            num_rows,
-            max_blocks: widest,
+        let prompts = last(&self.prompt_sizes).and_then(|num_tokens| {
+            let mut rows = self.prompt_rows.iter().rev();
+            let num_rows = *rows.find(|num_rows| **num_rows < num_tokens)?;
+            Some(StepShape {
+                num_tokens,
+                num_rows,
+                max_blocks: widest,
+            })
         });
         let words = [decode, prompts].map(|shape| shape.map_or(0, |shape| shape.layout().len));
         words[0].max(words[1])
@@ -319,7 +323,7 @@ mod tests {
         assert_eq!(shapes.batch_sizes, [1, 2, 4, 8, 16, 24, 32, 36]);
         assert_eq!(shapes.widths, [64, 256, 313]);
         assert_eq!(shapes.prompt_sizes, [128, 256, 384, 512]);
-        assert_eq!(shapes.prompt_rows, [1, 4, 16, 36]);
+        assert_eq!(shapes.prompt_rows, [1, 2, 4, 8, 16, 32, 36]);
         let one = StepShapes::new(&GraphConfig::default(), &limits(1, 30)).unwrap();
         assert_eq!((one.batch_sizes, one.widths), (vec![1], vec![2]));
         assert_eq!(one.prompt_rows, [1]);
@@ -359,12 +363,8 @@ mod tests {
             shape.map(|shape| (shape.num_tokens, shape.num_rows, shape.max_blocks))
         };
         assert_eq!(prompts(2, 1, 1), Some((3, 1, 4)));
-        assert_eq!(prompts(4, 2, 5), Some((7, 4, 20)));
-        assert_eq!(
-            prompts(6, 5, 5),
-            Some((40, 16, 20)),
-            "more tokens than rows"
-        );
+        assert_eq!(prompts(4, 2, 5), Some((7, 2, 20)));
+        assert_eq!(prompts(6, 5, 5), Some((40, 8, 20)), "more tokens than rows");
         assert_eq!(prompts(2048, 36, 313), Some((2048, 36, 313)));
         assert_eq!(prompts(2049, 1, 1), None);
         assert_eq!(prompts(2048, 37, 1), None);
@@ -416,18 +416,25 @@ mod tests {
 
     #[test]
     fn the_words_hold_every_shape() {
-        for (max_num_seqs, prompt_sizes) in
-            [(36, None), (36, Some(vec![2000])), (300, Some(vec![]))]
-        {
+        for (max_num_seqs, context, prompt_sizes) in [
+            (36, 5000, None),
+            (36, 5000, Some(vec![2000])),
+            (300, 5000, Some(vec![])),
+            // As many tokens as seats: no step with prompts fills both.
+            (2, 40, Some(vec![2])),
+            (4, 40, Some(vec![4])),
+        ] {
             let config = GraphConfig {
                 prompt_sizes,
                 ..Default::default()
             };
-            let shapes = StepShapes::new(&config, &limits(max_num_seqs, 5000)).unwrap();
+            let limits = limits(max_num_seqs, context);
+            let shapes = StepShapes::new(&config, &limits).unwrap();
             let mut prompts = Vec::new();
-            for num_tokens in [2, 100, 512, 2000] {
-                for num_rows in [1, 36, 300] {
-                    prompts.extend(shapes.prompts(num_tokens, num_rows, 313));
+            for num_tokens in [2, 4, 100, 512, 2000] {
+                for num_rows in [1, 2, 36, 300] {
+                    let max_blocks = context.div_ceil(limits.block_size);
+                    prompts.extend(shapes.prompts(num_tokens, num_rows, max_blocks));
                 }
             }
             let largest = (shapes.decodes().chain(prompts))

@@ -17,6 +17,10 @@ use crate::replay::{DecodeWords, StepShape, StepShapes};
 use crate::sampler::SampledToken;
 use crate::{GenerationError, GraphMode};
 
+/// Most recordings of steps with prompts: lengths, numbers of sequences and widths of tables make more shapes than there may be
+/// memory for.
+const MOST_PROMPT_GRAPHS: usize = 32;
+
 /// A token per row, or why that row has none.
 pub(crate) type SampledRows = Vec<Result<SampledToken, GenerationError>>;
 
@@ -148,8 +152,8 @@ impl Runner {
     }
 
     /// The shape for a step with prompts of so many tokens of so many sequences, of which none has more blocks; `None` if it runs
-    /// kernel by kernel, as the first of a shape does where shapes are captured: lengths of prompts vary, and a shape that never
-    /// comes again is not worth a recording.
+    /// kernel by kernel, as the first of a shape does where shapes are captured (lengths of prompts vary, and a shape that never comes
+    /// again is not worth a recording), and shapes do that come when there are as many recordings as may be.
     pub(crate) fn prompt_shape(
         &mut self,
         num_tokens: usize,
@@ -159,7 +163,12 @@ impl Runner {
         let replays = self.replays.as_mut()?;
         let shape = replays.shapes.prompts(num_tokens, num_rows, max_blocks)?;
         let runs = match replays.captures {
-            true => !replays.seen.insert(shape),
+            true => {
+                let was_seen = !replays.seen.insert(shape);
+                let prompts = replays.graphs.keys().filter(|shape| !shape.is_decode());
+                let is_full = prompts.count() >= MOST_PROMPT_GRAPHS;
+                was_seen && (!is_full || replays.graphs.contains_key(&shape))
+            }
             false => replays.emulates,
         };
         runs.then_some(shape)

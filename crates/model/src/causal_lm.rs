@@ -51,7 +51,7 @@ pub trait CausalLm {
     /// - returns: `[num_logits, vocab_size]` in the model's dtype, row `i` for `input.logits_indices[i]`
     fn forward(&self, input: &ModelInput, cache: &mut PagedKvCache) -> Tensor<2>;
 
-    /// Whether a decode may be captured once and replayed with other values in the tensors of its input.
+    /// Whether a step may be captured once and replayed with other values in the tensors of its input.
     ///
     /// It may if [`forward`](Self::forward) launches the same work whatever the values are: nothing is read back, nothing
     /// uploaded, and no host value of the metadata looked at, of which a captured step has only bounds

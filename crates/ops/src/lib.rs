@@ -14,7 +14,7 @@
 //! | [`merge_attention`] | joins two partial results by their log-sum-exp |
 //! | [`rms_norm`], [`add_rms_norm`], [`rotary`], [`rotary_and_store`], [`silu_and_mul`], [`linear`], [`gated_linear`], [`embedding`] | the rest of a decoder layer |
 //! | [`greedy`], [`sample`] | logits to token ids; [`sampling`] has the host form |
-//! | [`capture()`], [`StepWords`], [`AttentionMetadata::for_replays`] | a decode that the device runs again as one piece |
+//! | [`capture()`], [`StepWords`], [`AttentionMetadata::for_replays`] | a step that the device runs again as one piece |
 //!
 //! Each has a slow twin in [`mod@reference`] in plain tensor ops, which is the oracle of the tests and runs on backends
 //! without an implementation of their own.

@@ -76,7 +76,7 @@ impl Session {
         let mut engine = Engine::new(model, config).map_err(Failure::refused)?;
         let bar = CaptureBar::new();
         engine.capture_decodes(|done, total| bar.show(done, total));
-        description["captured_decodes"] = json!(engine.captures_steps());
+        description["captured_steps"] = json!(engine.captures_steps());
         let engine = engine
             .with_detokenizer(text.tokenizer.clone())
             .with_end_tokens(text.stop_tokens.iter());

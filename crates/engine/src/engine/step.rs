@@ -145,9 +145,7 @@ impl Engine {
                         let rows = batch.sequences.iter().enumerate();
                         let rows = rows.filter(|(_, scheduled)| scheduled.samples);
                         let rows = rows.map(|(row, _)| row).collect();
-                        counters.fixed_prompts += u64::from(!shape.is_decode());
-                        let decode = shape.is_decode().then_some(shape);
-                        (Launched::Ids { ids, rows }, decode, built)
+                        (Launched::Ids { ids, rows }, Some(shape), built)
                     }
                     None => {
                         let device = &runner.spec().device;
@@ -167,7 +165,8 @@ impl Engine {
             Launched::Ids { rows, .. } => rows.iter().copied().eq(0..rows.len()),
             _ => false,
         };
-        let next_shape = shape.filter(|shape| {
+        let decode = shape.filter(|shape| shape.is_decode());
+        let next_shape = decode.filter(|shape| {
             rows_stay && can_decode_again(*shape, batch, &requests, runner, scheduler)
         });
         let marked = Instant::now();
@@ -185,7 +184,7 @@ impl Engine {
                 (Launched::PendingIds { ids: pending, rows }, built)
             }
             (_, launched) => {
-                *next_words = shape.map(tables);
+                *next_words = decode.map(tables);
                 (launched, Instant::now())
             }
         };
@@ -197,7 +196,8 @@ impl Engine {
         time.update += marked - ran;
         time.sample += ran_next.elapsed();
         counters.steps += 1;
-        counters.fixed_decodes += u64::from(shape.is_some());
+        counters.fixed_decodes += u64::from(decode.is_some());
+        counters.fixed_prompts += u64::from(shape.is_some() && decode.is_none());
         Ok(rows)
     }
 

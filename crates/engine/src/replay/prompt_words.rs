@@ -13,7 +13,7 @@ use crate::sequence::RunningSequence;
 /// of the others is for nobody.
 ///
 /// # Errors
-/// [`MetadataError`] if the sequences do not fit the cache or the shape; then scheduler and cache disagree.
+/// [`MetadataError`] if the sequences do not fit the cache; then scheduler and cache disagree.
 pub(crate) fn prompt_words(
     shape: StepShape,
     batch: &ScheduledBatch,

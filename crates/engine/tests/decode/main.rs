@@ -24,7 +24,7 @@ use workload::{Tokens, Workload};
 struct Target {
     name: &'static str,
     device: Device,
-    /// Whether decodes must be captured.
+    /// Whether steps must be captured.
     captures: bool,
     /// Steps of a long run. Kernels that are compiled by a JIT for processors run one unit after the other.
     num_steps: usize,

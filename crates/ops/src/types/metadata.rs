@@ -477,8 +477,9 @@ impl AttentionMetadata {
     ///
     /// Nothing of a value is on the host, so nothing can be baked in. In place of the values the host has bounds: every
     /// length is `max_blocks * block_size`, the largest block is the last of the cache, rows of the table are padding,
-    /// slots are -1, and all tokens are of the first sequence, unless there is one for each. Only ops whose kernels read the tensors take such metadata: [`gather_kv`](crate::gather_kv), whose
-    /// result has the size of the lengths, and devices that run the reference refuse it.
+    /// slots are -1, and all tokens are of the first sequence, unless there is one for each. Only ops whose kernels read the
+    /// tensors take such metadata: [`gather_kv`](crate::gather_kv), whose result has the size of the lengths, and devices that
+    /// run the reference refuse it.
     ///
     /// # Panics
     /// If the shapes disagree, or tokens or `max_blocks * block_size` do not fit an i32.
@@ -496,10 +497,12 @@ impl AttentionMetadata {
             "a table of {num_seqs} sequences with {found:?} offsets and lengths"
         );
         let num_tokens = slot_mapping.dims()[0];
-        let [bound, _] = [max_blocks * geometry.block_size, num_tokens].map(|count| {
+        let fits = |count: usize| {
             i32::try_from(count)
                 .unwrap_or_else(|_| panic!("{count} tokens do not fit a 32-bit index"))
-        });
+        };
+        fits(num_tokens);
+        let bound = fits(max_blocks * geometry.block_size);
         // The cache's constructor refuses more slots than an i32 counts, and blocks are fewer.
         let largest = geometry.num_blocks as i32 - 1;
         Self {

@@ -210,7 +210,11 @@ fn a_step_of_chunks_for_replays_equals_one_with_host_values() {
     };
     let steps: [&[SequenceStep<'_>]; 4] = [
         &[step(&[3, 9], 0, 6), step(&[5, 0, 8, 2], 9, 6)],
-        &[step(&[7, 1, 4], 8, 1), step(&[10], 0, 3), step(&[6, 2, 0, 8, 5], 9, 9)],
+        &[
+            step(&[7, 1, 4], 8, 1),
+            step(&[10], 0, 3),
+            step(&[6, 2, 0, 8, 5], 9, 9),
+        ],
         &[step(&[2, 4, 6, 8, 10, 1, 3], 14, 13)],
         &[],
     ];
@@ -259,7 +263,9 @@ fn a_step_of_chunks_for_replays_equals_one_with_host_values() {
             let mut num_found = [0, 0];
             if token > 0 {
                 let mut builder = AttentionMetadataBuilder::new(GEOMETRY);
-                sequences.iter().for_each(|step| builder.push(*step));
+                for step in sequences {
+                    builder.push(*step);
+                }
                 let metadata = builder.build(&device).unwrap();
                 let q = q.clone().narrow(0, 0, token);
                 let expected = paged_attention_with_lse(q, &cache, &metadata, options);

@@ -33,7 +33,7 @@ fn json_has_text_tokens_usage_and_times() {
     assert_eq!(object["model"]["architecture"], "LlamaForCausalLM");
     assert_eq!(object["model"]["device"], "flex");
     assert_eq!(object["model"]["dtype"], "f32");
-    assert_eq!(object["model"]["captured_decodes"], false);
+    assert_eq!(object["model"]["captured_steps"], false);
 }
 
 #[test]
