@@ -47,6 +47,12 @@ pub struct DeviceFacts {
 }
 
 impl DeviceFacts {
+    /// Whether a buffer may begin at any multiple of its vectors: where memory is addressed by pointers, which is where
+    /// multiprocessors are counted (CUDA, ROCm). Elsewhere bindings of buffers have an alignment of their own.
+    pub fn takes_any_offset(&self) -> bool {
+        self.num_multiprocessors.is_some() && !self.is_cpu()
+    }
+
     /// Reads the facts of the device behind `client`.
     pub fn of(client: &Client) -> Self {
         let properties = client.properties();

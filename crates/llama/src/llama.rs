@@ -8,7 +8,8 @@
 
 use burn::tensor::Tensor;
 use burn_paged::{
-    AttentionOptions, LayerKv, PagedKvCache, RotaryTable, paged_attention, rotary_and_store,
+    AttentionOptions, LayerKv, PagedKvCache, RotaryTable, columns, paged_attention,
+    rotary_and_store,
 };
 use burn_paged_model::layers::{Embedding, GatedLinear, Linear, RmsNorm};
 use burn_paged_model::{
@@ -73,10 +74,8 @@ impl LlamaAttention {
         let num_tokens = hidden.dims()[0];
         let qkv = self.qkv_proj.forward(hidden); // [num_tokens, (H + 2·KH)·D]
         let heads = |first: usize, count: usize| {
-            let columns = qkv
-                .clone()
-                .narrow(1, first * self.head_dim, count * self.head_dim);
-            columns.reshape([num_tokens, count, self.head_dim])
+            let range = first * self.head_dim..(first + count) * self.head_dim;
+            columns(&qkv, range).reshape([num_tokens, count, self.head_dim])
         };
         let q = heads(0, self.num_heads); // [num_tokens, H, D]
         let k = heads(self.num_heads, self.num_kv_heads); // [num_tokens, KH, D]

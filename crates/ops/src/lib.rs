@@ -12,7 +12,7 @@
 //! | [`store_kv`], [`gather_kv`] | write new K and V to their slots; read sequences back packed |
 //! | [`varlen_attention`], [`paged_attention`] | attention over packed keys, over the cache by block table |
 //! | [`merge_attention`] | joins two partial results by their log-sum-exp |
-//! | [`rms_norm`], [`add_rms_norm`], [`rotary`], [`rotary_and_store`], [`silu_and_mul`], [`linear`], [`gated_linear`], [`embedding`] | the rest of a decoder layer |
+//! | [`rms_norm`], [`add_rms_norm`], [`rotary`], [`rotary_and_store`], [`silu_and_mul`], [`linear`], [`gated_linear`], [`columns`], [`embedding`] | the rest of a decoder layer |
 //! | [`greedy`], [`sample`] | logits to token ids; [`sampling`] has the host form |
 //! | [`capture()`], [`StepWords`], [`AttentionMetadata::for_replays`] | a step that the device runs again as one piece |
 //!

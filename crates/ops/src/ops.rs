@@ -272,6 +272,10 @@ pub trait InferenceOps: Backend {
         slots: IntTensor<Self>,
     ) -> (FloatTensor<Self>, IntTensor<Self>, IntTensor<Self>);
 
+    /// See [`columns`](crate::columns); `shape` is that of the result.
+    #[fusion(dtype = x, shape = Shape::from(shape.clone()))]
+    fn columns(x: FloatTensor<Self>, start: usize, shape: Vec<usize>) -> FloatTensor<Self>;
+
     /// See [`silu_and_mul`](crate::silu_and_mul).
     #[fusion(dtype = x, shape = half_of(x))]
     fn silu_and_mul(x: FloatTensor<Self>) -> FloatTensor<Self>;
@@ -596,6 +600,10 @@ pub(crate) fn feed_back(
 ) -> Tensor<1, Int> {
     let (words, ids) = (words.into_dispatch(), ids.into_dispatch());
     Tensor::from_dispatch(Dispatch::feed_back(words, start, ids, arriving))
+}
+
+pub(crate) fn columns(x: Tensor<2>, start: usize, shape: [usize; 2]) -> Tensor<2> {
+    Tensor::from_dispatch(Dispatch::columns(x.into_dispatch(), start, shape.to_vec()))
 }
 
 pub(crate) fn view_words<const D: usize>(

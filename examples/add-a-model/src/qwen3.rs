@@ -8,8 +8,8 @@
 
 use burn::tensor::Tensor;
 use burn_paged::{
-    AttentionOptions, LayerKv, PagedKvCache, RotaryTable, paged_attention, rotary_and_store,
-    silu_and_mul,
+    AttentionOptions, LayerKv, PagedKvCache, RotaryTable, columns, paged_attention,
+    rotary_and_store, silu_and_mul,
 };
 use burn_paged_model::layers::{Embedding, Linear, RmsNorm};
 use burn_paged_model::{
@@ -147,16 +147,17 @@ impl Qwen3Attention {
         let num_tokens = hidden.dims()[0];
         let attention = &input.attention;
         let qkv = self.qkv_proj.forward(hidden); // [num_tokens, (H + 2·KH)·D]
-        let columns =
-            |first: usize, count: usize| qkv.clone().narrow(1, first * head_dim, count * head_dim);
+        let heads = |first: usize, count: usize| {
+            columns(&qkv, first * head_dim..(first + count) * head_dim)
+        };
         // A head is a row for its norm: [num_tokens, H·D] is [num_tokens·H, D].
         let normed = |x: Tensor<2>, norm: &RmsNorm, count: usize| {
             let rows = norm.forward(x.reshape([num_tokens * count, head_dim]));
             rows.reshape([num_tokens, count, head_dim])
         };
-        let q = normed(columns(0, num_heads), &self.q_norm, num_heads); // [num_tokens, H, D]
-        let k = normed(columns(num_heads, num_kv_heads), &self.k_norm, num_kv_heads);
-        let v = columns(num_heads + num_kv_heads, num_kv_heads);
+        let q = normed(heads(0, num_heads), &self.q_norm, num_heads); // [num_tokens, H, D]
+        let k = normed(heads(num_heads, num_kv_heads), &self.k_norm, num_kv_heads);
+        let v = heads(num_heads + num_kv_heads, num_kv_heads);
         let v = v.reshape([num_tokens, num_kv_heads, head_dim]); // [num_tokens, KH, D]
         let slots = attention.slot_mapping();
         let q = rotary_and_store(q, k, v, &input.positions, rope, cache, slots);

@@ -20,6 +20,12 @@ const MIN_PREFILL_ROWS: usize = 48;
 /// Keys that could be attended in the time that the last step of a split call takes for a part more.
 const MERGE_KEYS: usize = 6;
 
+/// Keys that a cube of the kernel for Hopper could attend in the time that a piece of work takes to start and end; that the launch
+/// takes which puts parts together; and that the launch takes which begins the count of drawn pieces.
+const PIECE_KEYS: usize = 384;
+const MERGE_LAUNCH_KEYS: usize = 384;
+const COUNT_LAUNCH_KEYS: usize = 192;
+
 /// Most parts of a call: what the last step of a split call reads for each row.
 const MAX_SPLITS: usize = 128;
 
@@ -213,24 +219,51 @@ impl HopperTile {
     /// left. And one where parts promise little: the keys that are expected are those of the longest table.
     fn num_parts(self, facts: &DeviceFacts, problem: &AttentionProblem) -> usize {
         let multiprocessors = facts.num_multiprocessors.unwrap_or(1) as usize;
-        let cubes = self.expected(problem);
-        if cubes >= multiprocessors {
+        let tiles = self.expected(problem);
+        if tiles == 0 || tiles >= multiprocessors {
             return 1;
         }
-        let load = Load {
-            cubes,
-            at_once: multiprocessors,
-            step: self.keys,
-            start_keys: 384,
-            merge_keys: 384,
-        };
-        let parts = load.num_splits(problem.expected_keys);
-        let cost = |parts| load.cost(problem.expected_keys, parts);
-        if 8 * cost(parts) <= 7 * cost(1) {
+        let cost = |&parts: &usize| self.cost(multiprocessors, tiles, problem, parts);
+        let most = problem.expected_keys.div_ceil(self.keys);
+        let parts = (1..=most.clamp(1, MAX_SPLITS))
+            .min_by_key(cost)
+            .unwrap_or(1);
+        if 8 * cost(&parts) <= 7 * cost(&1) {
             parts
         } else {
             1
         }
+    }
+
+    /// The time of `tiles` tiles in so many parts, in keys that a cube attends.
+    fn cost(
+        self,
+        multiprocessors: usize,
+        tiles: usize,
+        problem: &AttentionProblem,
+        parts: usize,
+    ) -> usize {
+        let busy_seqs = problem.num_seqs.min(problem.num_tokens).max(1);
+        let longest = problem.expected_keys;
+        let own = (problem.num_tokens / busy_seqs).min(longest);
+        // The start and end of a piece take as long as some keys do.
+        let piece = |keys: usize| keys.div_ceil(parts).next_multiple_of(self.keys) + PIECE_KEYS;
+        // Rows of a prompt see half of its keys on average, and all before it.
+        let (longest_piece, piece) = (piece(longest), piece(longest - own / 2));
+        let pieces = tiles * parts;
+        let even = (pieces * piece).div_ceil(multiprocessors);
+        let in_rounds = pieces.div_ceil(multiprocessors) * piece;
+        // Pieces of one length leave the last round unfilled; of different lengths, the short ones come last and fill it.
+        let alike = (in_rounds - even.min(in_rounds)) * (longest - own) / longest.max(1);
+        let merge = match parts {
+            1 => 0,
+            _ => MERGE_LAUNCH_KEYS + parts * MERGE_KEYS,
+        };
+        let count = match pieces > multiprocessors {
+            true => COUNT_LAUNCH_KEYS,
+            false => 0,
+        };
+        longest_piece.max(even + alike) + merge + count
     }
 
     /// Cubes that take `count` tiles of rows.
@@ -824,6 +857,18 @@ mod tests {
         assert_eq!(few.kernel, AttentionKernel::HopperPrefill);
         assert!(few.num_splits >= 4 && !few.tile.unwrap().draws(), "{few:?}");
         assert!(HopperTile::all(64, 2)[0].expected(&problem) * few.num_splits <= multiprocessors);
+        // Tiles of one prompt are long and short ones: in two parts, more than multiprocessors, they are drawn.
+        let prompt = AttentionProblem {
+            num_tokens: 2048,
+            num_heads: 9,
+            num_kv_heads: 3,
+            max_keys: 2048,
+            expected_keys: 2048,
+            ..problem
+        };
+        let drawn = plan(&prompt);
+        assert_eq!(drawn.num_splits, 2, "{drawn:?}");
+        assert!(drawn.tile.unwrap().draws() && drawn.num_cubes == multiprocessors);
         // A merge would take as long as it saves.
         let short = AttentionProblem {
             max_keys: 512,

@@ -9,7 +9,9 @@ use burn::backend::{
 };
 use burn::tensor::{Bytes, DType, Shape};
 use burn_cubecl::{
-    CubeBackend, kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype,
+    CubeBackend,
+    kernel::{into_contiguous, slice},
+    ops::numeric::empty_device_contiguous_dtype,
     tensor::CubeTensor,
 };
 use burn_paged_kernels::{
@@ -21,6 +23,9 @@ use cubecl::prelude::Client;
 use cubecl::server::{Handle, ServerError};
 
 use crate::{AttentionOptions, ops::InferenceOps, types::ArrivingIds};
+
+/// Bytes of the widest vector that a unit of a GPU reads at once.
+const VECTOR_BYTES: u64 = 16;
 
 /// A tensor as the kernels take it. Its strides are kept: only the last axis must be contiguous.
 fn tensor_ref(tensor: &CubeTensor) -> TensorRef {
@@ -513,6 +518,21 @@ impl InferenceOps for CubeBackend {
     ) -> (FloatTensor<Self>, IntTensor<Self>, IntTensor<Self>) {
         let scales = Some(Scales::new(k_scales, v_scales));
         rotate_and_store(q, k, v, positions, table, k_codes, v_codes, scales, slots)
+    }
+
+    fn columns(x: FloatTensor<Self>, start: usize, shape: Vec<usize>) -> FloatTensor<Self> {
+        let x = rows(x);
+        let [num_rows, count] = [shape[0], shape[1]];
+        let bytes = |columns: usize| (columns * x.dtype.size()) as u64;
+        let (begin, end) = (bytes(start), bytes(x.meta.shape()[1] - start - count));
+        let views = launcher(&x).facts().takes_any_offset();
+        if !views || !begin.is_multiple_of(VECTOR_BYTES) {
+            return slice(x, &[0..num_rows, start..start + count]);
+        }
+        let mut view = x;
+        view.handle = view.handle.offset_start(begin).offset_end(end);
+        view.meta.shape = Shape::from(shape);
+        view
     }
 
     fn silu_and_mul(x: FloatTensor<Self>) -> FloatTensor<Self> {

@@ -1,5 +1,7 @@
 //! The ops of a decoder layer around attention.
 
+use std::ops::Range;
+
 use burn::tensor::{Int, Tensor};
 
 use crate::{RotaryTable, check, ops, reference};
@@ -173,6 +175,34 @@ pub fn silu_and_mul(x: Tensor<2>) -> Tensor<2> {
         return ops::silu_and_mul(x);
     }
     reference::silu_and_mul(x)
+}
+
+/// Some of the columns of a product, such as the queries of a product with stacked weights.
+///
+/// Where memory is addressed by pointers (CUDA, ROCm) and the first column begins at a multiple of 16 bytes, the result is a view:
+/// Burn's own slice copies unless its beginning and its end are multiples of 512 bytes. Elsewhere it is that slice.
+///
+/// # Shapes
+/// - `x`: `[num_tokens, width]`, f32 | f16 | bf16
+/// - returns: `[num_tokens, columns.len()]`
+///
+/// # Panics
+/// If the range is not one of columns of `x`.
+pub fn columns(x: &Tensor<2>, columns: Range<usize>) -> Tensor<2> {
+    let [num_tokens, width] = x.dims();
+    assert!(
+        columns.start <= columns.end && columns.end <= width,
+        "columns: {columns:?} of {width}"
+    );
+    check::float_dtype("columns", "x", x.dtype());
+    let (start, count) = (columns.start, columns.len());
+    if num_tokens == 0 || count == 0 {
+        return Tensor::empty([num_tokens, count], (&x.device(), x.dtype()));
+    }
+    if ops::has_implementation(&x.device()) {
+        return ops::columns(x.clone(), start, [num_tokens, count]);
+    }
+    x.clone().narrow(1, start, count)
 }
 
 /// `y = x · weightᵀ + bias`.

@@ -12,7 +12,7 @@ pub use attention::{
 };
 pub use cache::{gather_kv, rotary_and_store, store_kv};
 pub use layer::{
-    GATE_TURN, add_rms_norm, embedding, gated_linear, has_gated_linear, in_turns, linear, rms_norm,
-    rotary, silu_and_mul,
+    GATE_TURN, add_rms_norm, columns, embedding, gated_linear, has_gated_linear, in_turns, linear,
+    rms_norm, rotary, silu_and_mul,
 };
 pub use sample::{greedy, sample, sample_by_words, samples_on_device};

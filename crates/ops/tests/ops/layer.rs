@@ -6,6 +6,7 @@ use burn_paged::*;
 use crate::{
     compare::assert_close,
     devices::{Random, devices, dtypes, host, is_jit},
+    refusals::refused,
 };
 
 /// Rows and widths that no vector width divides, and one that fills several vectors.
@@ -210,6 +211,44 @@ fn linear_is_right_for_every_number_of_rows() {
                     assert_close(&what, &host(&found), &exact, plain.as_deref(), dtype);
                 }
             }
+        }
+    }
+}
+
+/// From any column on, at the alignment of vectors and not, of whole tensors and of what is a view itself; and kernels read the
+/// result where it lies.
+#[test]
+fn columns_are_those_of_a_slice() {
+    for (name, device) in devices() {
+        for dtype in dtypes(name, &device) {
+            let (rows, width) = (5, 48);
+            let x = Random::new(4).tensor([rows, 2 * width], 1.0, dtype, &device);
+            let values = host(&x);
+            let weight = Random::new(5).tensor([7, 16], 1.0, dtype, &device);
+            let view = columns(&x, width..2 * width);
+            for (x, first) in [(&x, 0), (&view, width)] {
+                for start in [0, 1, 7, 8, 13, 16, 24, 32] {
+                    let what = format!("{name}, {dtype:?}, from {first} + {start}");
+                    let expected = |count: usize| -> Vec<f32> {
+                        let begin = |row: usize| row * 2 * width + first + start;
+                        (0..rows)
+                            .flat_map(|row| values[begin(row)..][..count].to_vec())
+                            .collect()
+                    };
+                    let found = columns(x, start..start + 16);
+                    assert_eq!(found.dims(), [rows, 16], "{what}");
+                    assert_eq!(host(&found), expected(16), "{what}");
+                    let heads = found.clone().reshape([rows, 2, 8]);
+                    assert_eq!(host(&heads), expected(16), "{what}, as heads");
+                    // On its own lines, and where it lies.
+                    let own = Tensor::from_data(found.clone().into_data(), (&device, dtype));
+                    let products = linear(found, &weight, None);
+                    let expected = linear(own, &weight, None);
+                    assert_eq!(host(&products), host(&expected), "{what}, multiplied");
+                }
+            }
+            assert_eq!(columns(&x, 3..3).dims(), [rows, 0]);
+            refused(|| drop(columns(&x, 90..97)), &["90..97", "of 96"]);
         }
     }
 }

@@ -26,7 +26,7 @@ use burn::backend::{
     ops::FloatTensorOps,
     tensor::{FloatTensor, IntTensor},
 };
-use burn::tensor::{DType, Shape};
+use burn::tensor::{DType, Shape, Slice};
 use half::{bf16, f16};
 
 use self::attention::{KeySource, attention};
@@ -258,6 +258,11 @@ impl InferenceOps for Flex {
         let (k_codes, v_codes) =
             Self::store_kv_e4m3(k, v, k_codes, v_codes, k_scales, v_scales, slots);
         (q, k_codes, v_codes)
+    }
+
+    fn columns(x: FloatTensor<Self>, start: usize, shape: Vec<usize>) -> FloatTensor<Self> {
+        let columns = start..start + shape[1];
+        Self::float_slice(x, &[Slice::from(0..shape[0]), Slice::from(columns)])
     }
 
     fn silu_and_mul(x: FloatTensor<Self>) -> FloatTensor<Self> {
