@@ -118,9 +118,8 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
         block_log2,
     );
     let work = work_of(&call, spec);
-    let mut tile = work.begin_tile + warp as i32;
     let request = request_of(k, v, &call, &work, &places, lane, spec);
-    let mut next = request.ask_for_first(tile, &mut missed, spec);
+    let mut next = request.ask_for_first(work.begin_tile + warp as i32, &mut missed, spec);
 
     // While the first keys are on their way.
     let queries = read_queries(q, &q_layout, &work, &batch, lane, spec);
@@ -130,8 +129,8 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
     let mut attended = nothing_attended(spec);
     let mut stage = 0u32.runtime();
     let mut parity = 0u32.runtime();
-    while tile < work.end_tile {
-        let base = tile * comptime!(spec.tile.keys as i32);
+    while next.attended(spec) < work.end_tile {
+        let base = next.attended(spec) * comptime!(spec.tile.keys as i32);
         let tile_keys = places.keys_at(stage, spec);
         mbarrier::wait(places.full(stage), parity);
         let lost = missed[places.missed(stage) as usize];
@@ -141,7 +140,6 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
         // All units have read the stage.
         sync_plane();
         request.ask_for_next(&mut next, stage, &mut missed, spec);
-        tile += comptime!(spec.tile.warps as i32);
         stage += 1;
         if stage == comptime!(spec.tile.stages as u32) {
             stage = 0u32.runtime();

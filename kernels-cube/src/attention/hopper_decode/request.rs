@@ -23,7 +23,8 @@ pub(super) struct Request<'a> {
     piece: i32,
 }
 
-/// The tile that a warp asks for next.
+/// The tile that a warp asks for next, whether there is one or not: as far ahead of the one that it attends as its ring is long,
+/// so that one number tells both.
 #[derive(CubeType)]
 pub(super) struct NextTile {
     tile: i32,
@@ -58,6 +59,14 @@ pub(super) fn request_of<'a, F: Float>(
         head: work.kv_head as u32,
         place,
         piece,
+    }
+}
+
+#[cube]
+impl NextTile {
+    /// The tile that the warp attends.
+    pub(super) fn attended(&self, #[comptime] spec: DecodeSpec) -> i32 {
+        self.tile - comptime!((spec.tile.stages * spec.tile.warps) as i32)
     }
 }
 
@@ -109,9 +118,10 @@ impl<'a> Request<'a> {
     ) {
         if next.tile < self.work.end_tile {
             self.ask(next.tile, next.block, stage, missed, spec);
-            next.tile += comptime!(spec.tile.warps as i32);
-            next.block = self.block_of(next.tile, spec);
+            let after = next.tile + comptime!(spec.tile.warps as i32);
+            next.block = self.block_of(after, spec);
         }
+        next.tile += comptime!(spec.tile.warps as i32);
     }
 
     /// Asks for a tile, and notes which pieces are none of the cache's. All of the warp together.
