@@ -214,8 +214,9 @@ impl Runner {
         let replays = self.replays.as_mut().expect("there are shapes");
         let layout = shape.layout();
         let pending = replays.words.feed_back(layout.token_ids, ids);
-        let behind_tokens = words.split_off(layout.positions);
-        replays.words.write_from(layout.positions, behind_tokens);
+        // Tables are long: moved in place, not into memory that is new.
+        words.drain(..layout.positions);
+        replays.words.write_from(layout.positions, words);
         Ok((pending, self.launch(shape)?))
     }
 
