@@ -24,7 +24,7 @@ const SHORTEST_CONTEXT: usize = 1024;
 const CONTEXT_STEP: usize = 4;
 
 /// From a number of tokens of a step with prompts to the next one that is captured by default: the rows of a tile of the
-/// products, within which padding costs nothing.
+/// products for many tokens, within which padding costs nothing.
 const PROMPT_STEP: usize = 128;
 
 /// Most tokens of a step with prompts that is captured by default. With more, the host launches while the device works, unless the

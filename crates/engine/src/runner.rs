@@ -153,7 +153,7 @@ impl Runner {
 
     /// The shape for a step with prompts of so many tokens of so many sequences, of which none has more blocks; `None` if it runs
     /// kernel by kernel, as the first of a shape does where shapes are captured (lengths of prompts vary, and a shape that never comes
-    /// again is not worth a recording), and shapes do that come when there are as many recordings as may be.
+    /// again is not worth a recording), and as any new shape does once there are as many recordings as may be.
     pub(crate) fn prompt_shape(
         &mut self,
         num_tokens: usize,
@@ -186,7 +186,7 @@ impl Runner {
     /// lost. [`CaptureError::Replay`] if the device takes no more work.
     ///
     /// # Panics
-    /// If [`decode_shape`](Self::decode_shape) gives no shapes.
+    /// If [`decode_shape`](Self::decode_shape) and [`prompt_shape`](Self::prompt_shape) give no shapes.
     pub(crate) fn replay(
         &mut self,
         shape: StepShape,

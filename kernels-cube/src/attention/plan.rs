@@ -20,10 +20,14 @@ const MIN_PREFILL_ROWS: usize = 48;
 /// Keys that could be attended in the time that the last step of a split call takes for a part more.
 const MERGE_KEYS: usize = 6;
 
-/// Keys that a cube of the kernel for Hopper could attend in the time that a piece of work takes to start and end; that the launch
-/// takes which puts parts together; and that the launch takes which begins the count of drawn pieces.
+/// Keys that a cube of the kernel for Hopper could attend in the time that a piece of work takes to start and end: an estimate, as
+/// the two below. 128 keys take some 1.5 us.
 const PIECE_KEYS: usize = 384;
+
+/// The same for the launch that puts parts together.
 const MERGE_LAUNCH_KEYS: usize = 384;
+
+/// The same for the launch that begins the count of drawn pieces.
 const COUNT_LAUNCH_KEYS: usize = 192;
 
 /// Most parts of a call: what the last step of a split call reads for each row.
@@ -555,7 +559,9 @@ fn choose(
     let rows = problem.num_tokens * group / problem.num_seqs.max(1);
     // With fixed parts, the kernel too must not depend on the batch.
     let many_rows = rows >= MIN_PREFILL_ROWS && options.fixed_split.is_none();
-    let heads = HopperTile::new(facts, problem).heads(group);
+    // The same for cubes that stay and that leave.
+    let [tile, _] = HopperTile::all(problem.head_dim, problem.kv_dtype.size());
+    let heads = tile.heads(group);
     let busy_seqs = problem.num_seqs.min(problem.num_tokens).max(1);
     // Heads that do not share a tile leave it fewer rows.
     let wanted = many_rows && problem.num_tokens * heads / busy_seqs >= MIN_PREFILL_ROWS;

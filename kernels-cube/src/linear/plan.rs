@@ -51,7 +51,7 @@ const BAND: u32 = 16;
 /// 1,536 elements by 576 features, in bands of 4, 8, 16 and 32: 26.6, 29.2, 31.5 and 33.4 us.
 const NARROW_BAND: u32 = 4;
 
-/// The most tiles of such a row.
+/// The most tiles of such a row; measured with 3 to 5.
 const MAX_NARROW_TILES: usize = 8;
 
 /// Shared memory that a cube may take so that two run on a multiprocessor. Each takes 1,024 bytes more than it asks for.

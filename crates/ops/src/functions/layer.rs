@@ -180,14 +180,15 @@ pub fn silu_and_mul(x: Tensor<2>) -> Tensor<2> {
 /// Some of the columns of a product, such as the queries of a product with stacked weights.
 ///
 /// Where memory is addressed by pointers (CUDA, ROCm) and the first column begins at a multiple of 16 bytes, the result is a view:
-/// Burn's own slice copies unless its beginning and its end are multiples of 512 bytes. Elsewhere it is that slice.
+/// Burn's own slice copies unless its beginning and its end are multiples of what the device aligns memory to (512 bytes on CUDA).
+/// Elsewhere it is that slice.
 ///
 /// # Shapes
 /// - `x`: `[num_tokens, width]`, f32 | f16 | bf16
 /// - returns: `[num_tokens, columns.len()]`
 ///
 /// # Panics
-/// If the range is not one of columns of `x`.
+/// If the range is not one of columns of `x`, or the dtype is not one of these.
 pub fn columns(x: &Tensor<2>, columns: Range<usize>) -> Tensor<2> {
     let [num_tokens, width] = x.dims();
     assert!(
@@ -202,7 +203,7 @@ pub fn columns(x: &Tensor<2>, columns: Range<usize>) -> Tensor<2> {
     if ops::has_implementation(&x.device()) {
         return ops::columns(x.clone(), start, [num_tokens, count]);
     }
-    x.clone().narrow(1, start, count)
+    reference::columns(x, columns)
 }
 
 /// `y = x · weightᵀ + bias`.

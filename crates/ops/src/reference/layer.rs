@@ -1,5 +1,7 @@
 //! The ops of a decoder layer around attention.
 
+use std::ops::Range;
+
 use burn::tensor::{DType, Int, Tensor};
 
 use crate::{GATE_TURN, RotaryTable};
@@ -51,6 +53,11 @@ pub fn rotary(
         Tensor::cat(parts, 2).cast(dtype)
     };
     (rotate(q), rotate(k))
+}
+
+/// [`columns`](crate::columns).
+pub fn columns(x: &Tensor<2>, columns: Range<usize>) -> Tensor<2> {
+    x.clone().narrow(1, columns.start, columns.len())
 }
 
 /// [`silu_and_mul`](crate::silu_and_mul).

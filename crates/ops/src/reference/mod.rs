@@ -13,5 +13,7 @@ mod sample;
 pub use attention::{dense_attention, merge_attention, paged_attention, varlen_attention};
 pub(crate) use cache::store;
 pub use cache::{gather_kv, store_kv, store_kv_e4m3};
-pub use layer::{add_rms_norm, embedding, gated_linear, linear, rms_norm, rotary, silu_and_mul};
+pub use layer::{
+    add_rms_norm, columns, embedding, gated_linear, linear, rms_norm, rotary, silu_and_mul,
+};
 pub use sample::{greedy, sample};
