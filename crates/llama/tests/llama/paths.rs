@@ -1,4 +1,4 @@
-//! The tokens and the logits of the dense model in f64, whatever the path: chunks, batches, block sizes, shared prefixes.
+//! The same tokens and the same logits, whatever the path: chunks, batches, block sizes, shared prefixes.
 
 use burn_paged_model::CausalLm;
 
@@ -9,20 +9,31 @@ use crate::common::tiny::{Tiny, prompt};
 use crate::common::{argmax, assert_rows_close};
 use crate::loading::load;
 
-/// As in `numbers.rs`. Against one another paths differ by more or less of this, as the vectors of the processor cut their sums.
-const TOLERANCE: f32 = 5e-5;
+/// Products of other sizes sum in another order.
+const TOLERANCE: f32 = 2e-5;
 const COUNT: usize = 12;
 
-/// Tokens, and the logits that each was taken from.
-type Answer = (Vec<u32>, Vec<Vec<f32>>);
+/// From the dense model in f64, as in `numbers.rs`.
+const EXACT_TOLERANCE: f32 = 5e-5;
 
-/// What every path has to give: the answer of the dense model.
+/// Whether sums are cut as where [`TOLERANCE`] was taken: with narrower vectors one path of 67 tokens is 2.4e-5 from another.
+fn has_wide_vectors() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("avx512f");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// The answer of the dense model.
 fn exact(oracle: &Oracle, tokens: &[u32]) -> Answer {
     let answer = oracle.greedy(tokens, COUNT);
     let all = [tokens, &answer[..COUNT - 1]].concat();
     let logits = oracle.logits(&all).split_off(tokens.len() - 1);
     (answer, logits)
 }
+
+/// Tokens, and the logits that each was taken from.
+type Answer = (Vec<u32>, Vec<Vec<f32>>);
 
 fn alone(model: &dyn CausalLm, block_size: usize, tokens: &[u32], chunks: &[usize]) -> Answer {
     let mut runner = Runner::new(model, block_size, 1, tokens.len() + COUNT);
@@ -46,12 +57,17 @@ fn one_chunk_many_chunks_and_token_by_token_agree_for_every_block_size() {
         let oracle = Oracle::new(&tiny, &tiny.weights());
         for len in [1, 16, 67] {
             let tokens = prompt(len, 21);
-            let expected = exact(&oracle, &tokens);
+            let expected = alone(&model, 16, &tokens, &[len]);
+            let exact = exact(&oracle, &tokens);
             for block_size in [1, 4, 16, 64] {
                 for chunks in [&[len][..], &[7, 1, 16, 13], &[1]] {
                     let found = alone(&model, block_size, &tokens, chunks);
                     let what = format!("{len} tokens, blocks of {block_size}, chunks {chunks:?}");
-                    assert_same(&found, &expected, &what);
+                    assert_eq!(found.0, exact.0, "{what}: tokens");
+                    assert_rows_close(&found.1, &exact.1, EXACT_TOLERANCE, &what);
+                    if len < 67 || has_wide_vectors() {
+                        assert_same(&found, &expected, &what);
+                    }
                 }
             }
         }
@@ -105,17 +121,16 @@ fn alone_and_in_a_batch_of_eight_agree() {
             .enumerate()
             .map(|(at, len)| prompt(*len, 30 + at as u64))
             .collect();
-        let oracle = Oracle::new(&tiny, &tiny.weights());
-        let expected: Vec<Answer> = prompts
-            .iter()
-            .map(|tokens| exact(&oracle, tokens))
-            .collect();
         for block_size in [1, 4, 16, 64] {
             for chunk in [100, 9] {
                 let found = batched(&model, block_size, &prompts, chunk);
-                for (len, (found, expected)) in LENS.iter().zip(found.iter().zip(&expected)) {
-                    let what = format!("{len} tokens, blocks of {block_size}, chunk {chunk}");
-                    assert_same(found, expected, &what);
+                for (tokens, found) in prompts.iter().zip(&found) {
+                    let expected = alone(&model, 16, tokens, &[tokens.len()]);
+                    let what = format!(
+                        "{} tokens, blocks of {block_size}, chunk {chunk}",
+                        tokens.len()
+                    );
+                    assert_same(found, &expected, &what);
                 }
             }
         }
@@ -126,7 +141,6 @@ fn alone_and_in_a_batch_of_eight_agree() {
 fn a_shared_prefix_gives_what_an_own_one_gives() {
     for tiny in models() {
         let model = load(files::write(&tiny).path()).unwrap();
-        let oracle = Oracle::new(&tiny, &tiny.weights());
         for block_size in [1, 4, 16] {
             let first = prompt(50, 40);
             let shared_len = 35 / block_size * block_size;
@@ -140,7 +154,7 @@ fn a_shared_prefix_gives_what_an_own_one_gives() {
             sharer.num_computed = shared_len;
             sharer.blocks = owner.blocks[..shared_len / block_size].to_vec();
             let found = runner.greedy(&mut sharer, &[4], COUNT);
-            let expected = exact(&oracle, &second);
+            let expected = alone(&model, 16, &second, &[second.len()]);
             assert_same(
                 &found,
                 &expected,
@@ -152,7 +166,7 @@ fn a_shared_prefix_gives_what_an_own_one_gives() {
             let mut longer = first.clone();
             longer.push(7);
             let found = runner.greedy(&mut owner, &[1], COUNT);
-            let expected = exact(&oracle, &longer);
+            let expected = alone(&model, 16, &longer, &[longer.len()]);
             assert_same(&found, &expected, &format!("owner, blocks of {block_size}"));
         }
     }
