@@ -444,10 +444,13 @@ fn path(launcher: &Launcher, batch: &Batch, way: Option<AttentionChoice>) -> Str
     let vector_size = facts.vector_size(batch.dtype.size(), batch.heads.head_dim);
     let options = AttentionOptions::causal(batch.heads.head_dim);
     let plan = AttentionPlan::new(facts, &problem, vector_size, &options);
-    match (plan.decode, plan.num_splits) {
-        (Some(tile), _) => format!("{:?} {tile:?}", plan.kernel),
-        (None, 1) => format!("{:?}", plan.kernel),
-        (None, parts) => format!("{:?} x{parts}", plan.kernel),
+    let parts = match plan.num_splits {
+        1 => String::new(),
+        parts => format!(" x{parts}"),
+    };
+    match plan.decode {
+        Some(tile) => format!("{:?}{parts} {tile:?}", plan.kernel),
+        None => format!("{:?}{parts}", plan.kernel),
     }
 }
 

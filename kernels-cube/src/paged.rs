@@ -75,6 +75,35 @@ impl BlockTableShape {
         slot
     }
 
+    /// The entry of `position`, whatever it is; blocks of `2^block_log2` tokens.
+    #[cfg_attr(
+        not(feature = "hopper"),
+        allow(dead_code, reason = "some is for kernels that are not compiled in")
+    )]
+    pub(crate) fn entry_at(
+        &self,
+        block_table: &[i32],
+        sequence: usize,
+        position: i32,
+        block_log2: u32,
+    ) -> i32 {
+        let column = position as usize >> block_log2 as usize;
+        block_table[sequence * self.row_stride + column]
+    }
+
+    /// The block that an entry names, or -1 if it is none of the cache's.
+    #[cfg_attr(
+        not(feature = "hopper"),
+        allow(dead_code, reason = "some is for kernels that are not compiled in")
+    )]
+    pub(crate) fn block_of(&self, entry: i32) -> i32 {
+        let mut block = entry;
+        if block < 0 || block as usize >= self.num_blocks {
+            block = -1i32.runtime();
+        }
+        block
+    }
+
     /// The block that holds `position`, or -1 if it is none of the cache's; blocks of `2^block_log2` tokens.
     #[cfg_attr(
         not(feature = "hopper"),
@@ -87,12 +116,7 @@ impl BlockTableShape {
         position: i32,
         block_log2: u32,
     ) -> i32 {
-        let column = position as usize >> block_log2 as usize;
-        let mut block = block_table[sequence * self.row_stride + column];
-        if block < 0 || block as usize >= self.num_blocks {
-            block = -1i32.runtime();
-        }
-        block
+        self.block_of(self.entry_at(block_table, sequence, position, block_log2))
     }
 
     /// The run of keys of `sequence` that starts at `position` and ends with its block, or before

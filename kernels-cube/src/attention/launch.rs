@@ -499,6 +499,7 @@ fn launch(
                     piece_keys,
                     halves: group.div_ceil(8),
                     query,
+                    in_parts: plan.num_splits > 1,
                 };
                 // Products of codes are of f16, and two codes are an element of 16 bits to the copy engine.
                 let (products, k, v) = match problem.is_fp8() {
@@ -529,6 +530,7 @@ fn launch(
                     batch,
                     params,
                     bounds,
+                    plan.num_splits,
                     block_log2,
                     spec,
                     [products, out.dtype()],

@@ -5,9 +5,9 @@
 
 use burn_paged_kernels::{
     AttentionChoice, AttentionKernel, AttentionOptions, Epilogue, HopperTile, KernelError, Keys,
-    KvScales, Launcher, PartialAttention, RotaryTable, TensorRef, add_rms_norm, attention,
-    attention_with, embedding, gather_kv, greedy, linear, merge_attention, next_tokens, rms_norm,
-    rotary, rotary_and_store, sample, silu_and_mul, store_kv,
+    KvScales, Launcher, PartialAttention, RotaryTable, TensorRef, add_rms_norm,
+    attention, attention_with, embedding, gather_kv, greedy, linear, merge_attention, next_tokens,
+    rms_norm, rotary, rotary_and_store, sample, silu_and_mul, store_kv,
 };
 use cubecl::ir::{ElemType, FloatKind, IntKind, UIntKind};
 
@@ -58,6 +58,7 @@ pub(crate) fn all() -> Vec<Call> {
             suffix: name,
             dtype: ElemType::Float(kind),
             choice: None,
+            max_blocks: MAX_BLOCKS,
             fp8: false,
             calls: Vec::new(),
         };
@@ -82,6 +83,8 @@ struct Calls {
     dtype: ElemType,
     /// What computes the next calls of attention; `None` for what is planned.
     choice: Option<AttentionChoice>,
+    /// Blocks of a sequence.
+    max_blocks: usize,
     /// Whether the next calls of attention read a cache of eight bits.
     fp8: bool,
     calls: Vec<Call>,
@@ -436,6 +439,11 @@ impl Calls {
                 self.packed("packed decode", llama, causal, HOPPER_DECODE);
                 let heads = Heads::new(16, 1, 128);
                 self.paged("decode window, softcap", 4, heads, every, HOPPER_DECODE);
+                self.max_blocks = 1000;
+                for heads in [Heads::new(9, 3, 64), heads] {
+                    self.paged("decode in parts", 1, heads, causal, SPLIT_HOPPER_DECODE);
+                }
+                self.max_blocks = MAX_BLOCKS;
             }
             self.choice = Some(AttentionChoice::Kernel(AttentionKernel::MmaPrefill));
             self.packed("packed", llama, all, PREFILL);
@@ -587,6 +595,9 @@ impl Calls {
                 }
                 let heads = Heads::new(16, 1, 128);
                 self.paged("decode window, softcap", 4, heads, every, HOPPER_DECODE);
+                self.max_blocks = 1000;
+                self.paged("decode in parts", 1, heads, causal, SPLIT_HOPPER_DECODE);
+                self.max_blocks = MAX_BLOCKS;
             }
             self.choice = Some(AttentionChoice::Kernel(AttentionKernel::MmaPrefill));
             self.paged("prefill", 512, llama, causal, PREFILL);
@@ -639,6 +650,7 @@ impl Calls {
         promise: Promise,
     ) {
         let (dtype, choice, fp8) = (self.dtype, self.choice, self.fp8);
+        let max_blocks = self.max_blocks;
         let form = format!("{form}{}", if fp8 { " fp8" } else { "" });
         self.add(&heads.name(&form, choice), promise, move |t| {
             let q = || t.tensor(dtype, &[num_tokens, heads.num_heads, heads.head_dim]);
@@ -652,7 +664,7 @@ impl Calls {
                     k: &scales[0],
                     v: &scales[1],
                 }),
-                block_table: &t.ints(&[NUM_SEQS, 200]),
+                block_table: &t.ints(&[NUM_SEQS, max_blocks]),
                 seq_lens: &t.ints(&[NUM_SEQS]),
             };
             let lse = t.tensor(F32, &[num_tokens, heads.num_heads]);
@@ -677,6 +689,9 @@ const U8: ElemType = ElemType::UInt(UIntKind::U8);
 /// Sequences of a call of attention.
 const NUM_SEQS: usize = 4;
 
+/// Blocks of a sequence, if nothing else is said.
+const MAX_BLOCKS: usize = 200;
+
 /// Blocks of 16 slots of two heads of 33 elements, more than 32 bits count.
 const WIDE_BLOCKS: usize = 1 << 24;
 
@@ -699,6 +714,10 @@ fn hopper_prefill(head_dim: usize) -> Promise {
 
 /// One token and key head at a time, on Hopper: registers for two cubes of four warps are no concern.
 const HOPPER_DECODE: Promise = Promise::new(&["hopper_decode_kernel"], 255).on_tensor_cores();
+
+/// The same, where several clusters share the keys of a token.
+const SPLIT_HOPPER_DECODE: Promise =
+    Promise::new(&["hopper_decode_kernel", "merge_kernel"], 255).on_tensor_cores();
 
 /// Tiles of many rows.
 const PREFILL: Promise = Promise::new(&["mma_prefill_kernel"], 255).on_tensor_cores();

@@ -3,7 +3,8 @@
 //! out[t, h] = Σ_j softmax_j(scale · q[t, h] · k[j]) · v[j],   j over the keys visible to t.
 //!
 //! Owns      cube: one token and the query heads of one key head. The cubes of a cluster take neighbouring parts of the keys
-//!           and put them together. warp: every so many-th tile of keys.
+//!           and put them together; where several clusters share the keys, another launch does the rest. warp: every so
+//!           many-th tile of keys.
 //! Memory    shared: for each warp, a ring of tiles of keys and values, which it asks the copy engine for itself: a tile is
 //!           asked for as soon as its place has been read, so that nearly all of the ring is always on its way, and no warp
 //!           waits for another one. At the end, the outputs of the warps in f32 in their place.
@@ -60,7 +61,7 @@ use work::{call_of, work_of};
 pub(super) use spec::DecodeSpec;
 
 /// `q` is seen in words of two elements, `out` in vectors of four. `F` is the type of the products; codes of eight bits are
-/// seen in pairs.
+/// seen in pairs. `clusters` of them share the keys of a token; parts lie one after the other, as rows of so many more tokens.
 #[cube(launch_unchecked, address_type = "dynamic", cluster_dim = CubeDim::new_1d(spec.tile.parts as u32))]
 pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
     q: &[u32],
@@ -79,6 +80,7 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
     batch: BatchShape,
     params: ScoreParams,
     bounds: MaskBounds,
+    clusters: usize,
     block_log2: u32,
     #[comptime] spec: DecodeSpec,
     #[define(F, O)] _dtypes: [ElemType; 2],
@@ -115,6 +117,7 @@ pub(super) fn hopper_decode_kernel<F: Float, O: Float>(
         &table,
         &batch,
         &bounds,
+        clusters,
         block_log2,
     );
     let work = work_of(&call, spec);

@@ -166,7 +166,7 @@ fn write_rows<O: Float>(
             out,
             lse,
             &merged,
-            work.token,
+            work.out_token,
             work.head(row, batch),
             quad,
             batch,

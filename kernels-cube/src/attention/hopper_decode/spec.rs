@@ -16,6 +16,8 @@ pub(in crate::attention) struct DecodeSpec {
     pub(in crate::attention) halves: usize,
     /// The type of the queries.
     pub(in crate::attention) query: HalfType,
+    /// Whether several clusters share the keys of a token, and another launch puts together what they find.
+    pub(in crate::attention) in_parts: bool,
 }
 
 impl DecodeSpec {

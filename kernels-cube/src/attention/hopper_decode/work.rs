@@ -17,6 +17,8 @@ pub(super) struct Call<'a> {
     pub(super) table: &'a BlockTableShape,
     pub(super) batch: &'a BatchShape,
     pub(super) bounds: &'a MaskBounds,
+    /// Clusters that share the keys of a token, where there are several.
+    pub(super) clusters: usize,
     pub(super) block_log2: u32,
 }
 
@@ -28,6 +30,7 @@ pub(super) fn call_of<'a>(
     table: &'a BlockTableShape,
     batch: &'a BatchShape,
     bounds: &'a MaskBounds,
+    clusters: usize,
     block_log2: u32,
 ) -> Call<'a> {
     Call::<'a> {
@@ -37,6 +40,7 @@ pub(super) fn call_of<'a>(
         table,
         batch,
         bounds,
+        clusters,
         block_log2,
     }
 }
@@ -52,6 +56,8 @@ pub(super) struct Work {
     /// The keys that the token sees: `first..end`.
     pub(super) first: i32,
     pub(super) end: i32,
+    /// The row of the output: the token, or that of its part.
+    pub(super) out_token: usize,
     /// The place of the cube in its cluster, and its share of the tiles: `begin_tile..end_tile`.
     pub(super) part: u32,
     pub(super) begin_tile: i32,
@@ -69,7 +75,17 @@ pub(super) fn work_of(call: &Call<'_>, #[comptime] spec: DecodeSpec) -> Work {
     }
     let nth = (CUBE_POS_X / parts) as usize;
     let kv_head = nth % num_kv_heads;
-    let token = nth / num_kv_heads;
+    let mut token = nth / num_kv_heads;
+    let out_token = token;
+    // Who shares the tiles of the token, and this cube among them.
+    let mut own_parts = comptime!(parts as i32).runtime();
+    let mut own_part = part as i32;
+    if comptime!(spec.in_parts) {
+        let cluster = token / call.batch.num_tokens;
+        token -= cluster * call.batch.num_tokens;
+        own_parts *= call.clusters as i32;
+        own_part += cluster as i32 * comptime!(parts as i32);
+    }
     let seen = token_keys(call, token, spec.mma.keys);
     let first = seen.range.first;
     let end = first + seen.range.len;
@@ -77,8 +93,18 @@ pub(super) fn work_of(call: &Call<'_>, #[comptime] spec: DecodeSpec) -> Work {
     if seen.range.len > 0 {
         num_tiles = (end + comptime!(keys - 1)) / keys - first / keys;
     }
-    // The cubes of the cluster share the tiles evenly, whatever the length.
-    let own_parts = comptime!(parts as i32);
+    // All share the tiles evenly, whatever the length.
+    let share = num_tiles / own_parts;
+    let longer = num_tiles - share * own_parts;
+    let mut begin_tile = first / keys + own_part * share;
+    let mut end_tile = begin_tile + share;
+    if own_part < longer {
+        begin_tile += own_part;
+        end_tile += own_part + 1;
+    } else {
+        begin_tile += longer;
+        end_tile += longer;
+    }
     Work {
         token,
         kv_head,
@@ -86,9 +112,10 @@ pub(super) fn work_of(call: &Call<'_>, #[comptime] spec: DecodeSpec) -> Work {
         keys_begin: seen.keys.begin,
         first,
         end,
+        out_token,
         part,
-        begin_tile: first / keys + part as i32 * num_tiles / own_parts,
-        end_tile: first / keys + (part as i32 + 1) * num_tiles / own_parts,
+        begin_tile,
+        end_tile,
     }
 }
 

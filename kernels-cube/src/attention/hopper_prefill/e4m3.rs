@@ -46,7 +46,7 @@ pub(super) fn load_codes<F: Float>(
     let target = places.codes_at(ring.stage, spec);
     let v_map = tma::map_address(v);
     let barrier = ring.barrier(places.codes_full);
-    let num_pieces = comptime!((spec.tile.keys / spec.piece_keys) as u32);
+    let num_pieces = comptime!(spec.pieces());
     let piece_bytes = comptime!(spec.piece_keys as u32 * spec.code_span());
     let nth = lane % HALF_WARP;
     let is_value = lane / HALF_WARP;

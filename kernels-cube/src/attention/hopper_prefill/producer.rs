@@ -36,6 +36,7 @@ pub(super) fn ask_for_keys<F: Float>(
     while nth_work < call.deal.count {
         let work = work_of(nth_work, call, spec);
         let kv_head = work.kv_head(call) as u32;
+        let mut blocks = first_blocks(call, &work, lane, spec);
         // The next tile of rows is drawn two tiles of keys before the end, because the answer takes as long as one. Not
         // earlier: what a cube holds while it is busy, another that is done cannot take.
         let mut next = 0u32.runtime();
@@ -50,7 +51,8 @@ pub(super) fn ask_for_keys<F: Float>(
                 }
             }
             let base = work.base(nth, spec);
-            let piece = piece_at(call, &work, base, nth_piece as i32, spec);
+            blocks.advance_to(nth, call, &work, lane, spec);
+            let piece = piece_at(call, &work, base, nth_piece as i32, &blocks, nth, spec);
             if comptime!(spec.mma.fp8) {
                 load_codes(k_map, v, kv_head, &piece, places, missed, &ring, lane, spec);
             } else {
@@ -116,9 +118,11 @@ pub(super) fn ask_for_values<F: Float>(
     while nth_work < call.deal.count {
         let work = work_of(nth_work, call, spec);
         let kv_head = work.kv_head(call) as u32;
+        let mut blocks = first_blocks(call, &work, lane, spec);
         for nth in 0..work.num_tiles {
             let base = work.base(nth, spec);
-            let piece = piece_at(call, &work, base, lane as i32, spec);
+            blocks.advance_to(nth, call, &work, lane, spec);
+            let piece = piece_at(call, &work, base, lane as i32, &blocks, nth, spec);
             ring.wait(places.values_empty);
             load_piece(
                 places.values_at(ring.stage, spec),
@@ -175,30 +179,102 @@ pub(super) struct Piece {
     pub(super) lost: bool,
 }
 
-/// Piece `nth` of the tile of keys at `base`.
+/// Entries of the block table, one for each unit of the warp: those of the tiles of keys that are asked for now, and those of as
+/// many that follow, which nobody waits for before their time has come.
+#[derive(CubeType)]
+struct Blocks {
+    now: i32,
+    coming: i32,
+}
+
+/// The entries of the first tiles, on their way.
+#[cube]
+fn first_blocks(call: &Call<'_>, work: &Work, lane: u32, #[comptime] spec: HopperSpec) -> Blocks {
+    Blocks {
+        now: -1i32.runtime(),
+        coming: entry_of(call, work, 0i32.runtime(), lane, spec),
+    }
+}
+
+#[cube]
+impl Blocks {
+    /// Makes those of tile `nth` known; tiles one after the other. All of the warp together.
+    fn advance_to(
+        &mut self,
+        nth: i32,
+        call: &Call<'_>,
+        work: &Work,
+        lane: u32,
+        #[comptime] spec: HopperSpec,
+    ) {
+        if comptime!(spec.looks_ahead()) {
+            let at_once = comptime!(spec.tiles_at_once() as i32);
+            if nth % at_once == 0 {
+                self.now = self.coming;
+                self.coming = entry_of(call, work, nth + at_once, lane, spec);
+            }
+        }
+    }
+
+    /// The entry of piece `piece` of tile `nth`. All of the warp together.
+    fn entry(&self, nth: i32, piece: i32, #[comptime] spec: HopperSpec) -> i32 {
+        let pieces = comptime!(spec.pieces());
+        let nth = nth as u32 % comptime!(spec.tiles_at_once());
+        // Some have read entries, or drawn a tile, and all have to take part.
+        sync_plane();
+        plane_shuffle(self.now, nth * pieces + piece as u32 % pieces)
+    }
+}
+
+/// What unit `lane` knows of the table: an entry of tile `nth` or of one that follows, or -1 where no row sees its keys.
+#[cube]
+fn entry_of(
+    call: &Call<'_>,
+    work: &Work,
+    nth: i32,
+    lane: u32,
+    #[comptime] spec: HopperSpec,
+) -> i32 {
+    let mut entry = -1i32.runtime();
+    if comptime!(spec.looks_ahead()) {
+        let pieces = comptime!(spec.pieces());
+        let piece = (lane % pieces) as i32;
+        let nth = nth + (lane / pieces) as i32;
+        let position = work.base(nth, spec) + piece * comptime!(spec.piece_keys as i32);
+        if nth < work.num_tiles && work.sees_piece(position, spec) {
+            let sequence = work.tile.sequence;
+            entry = call
+                .table
+                .entry_at(call.block_table, sequence, position, call.block_log2);
+        }
+    }
+    entry
+}
+
+/// Piece `piece` of tile `nth`, whose first key is `base`.
 #[cube]
 fn piece_at(
     call: &Call<'_>,
     work: &Work,
     base: i32,
+    piece: i32,
+    blocks: &Blocks,
     nth: i32,
     #[comptime] spec: HopperSpec,
 ) -> Piece {
     if comptime!(spec.is_paged()) {
-        let piece_keys = comptime!(spec.piece_keys as i32);
-        let position = base + nth * piece_keys;
-        let mut block = -1i32.runtime();
-        let mut wanted = nth < comptime!((spec.tile.keys / spec.piece_keys) as i32);
-        wanted = wanted && position + piece_keys > work.part.first;
-        wanted = wanted && position < work.part.first + work.part.len;
-        if wanted {
-            block = call.table.block_at(
-                call.block_table,
-                work.tile.sequence,
-                position,
-                call.block_log2,
-            );
+        let position = base + piece * comptime!(spec.piece_keys as i32);
+        let wanted = piece < comptime!(spec.pieces() as i32) && work.sees_piece(position, spec);
+        let mut entry = -1i32.runtime();
+        if comptime!(spec.looks_ahead()) {
+            entry = blocks.entry(nth, piece, spec);
+        } else if wanted {
+            let sequence = work.tile.sequence;
+            entry = call
+                .table
+                .entry_at(call.block_table, sequence, position, call.block_log2);
         }
+        let block = call.table.block_of(entry);
         Piece {
             block,
             token: position & ((1i32 << call.block_log2 as i32) - 1),
@@ -226,7 +302,7 @@ fn load_piece(
     unit: u32,
     #[comptime] spec: HopperSpec,
 ) {
-    let num_pieces = comptime!((spec.tile.keys / spec.piece_keys) as u32);
+    let num_pieces = comptime!(spec.pieces());
     let piece_bytes = comptime!(spec.piece_keys as u32 / 8 * spec.eight_keys_bytes());
     if unit == 0 {
         mbarrier::arrive_expect(barrier, comptime!(spec.key_bytes()).runtime());

@@ -203,10 +203,19 @@ pub(super) fn hide_unseen(
     #[comptime] spec: HopperSpec,
 ) {
     let common_end = seen.common.first + seen.common.len;
-    if base < seen.common.first || base + comptime!(spec.tile.keys as i32) > common_end {
+    let partly = base < seen.common.first || base + comptime!(spec.tile.keys as i32) > common_end;
+    // A single test in most tiles: each one on the way from scores to weights costs time. Over codes of eight bits there are
+    // two, which take fewer registers.
+    let lost_too = comptime!(spec.is_paged() && !spec.mma.fp8);
+    if partly || (lost_too && lost != 0) {
         hide_keys(scores, base + column, &seen.low, &seen.high, spec);
+        if comptime!(lost_too) {
+            if lost != 0 {
+                hide_lost(scores, lost, column as u32, block_log2, spec);
+            }
+        }
     }
-    if comptime!(spec.is_paged()) {
+    if comptime!(spec.mma.fp8) {
         if lost != 0 {
             hide_lost(scores, lost, column as u32, block_log2, spec);
         }

@@ -72,6 +72,21 @@ impl HopperSpec {
         }
     }
 
+    /// Pieces of a tile of keys: those of one block, or all packed ones.
+    pub(super) fn pieces(self) -> u32 {
+        (self.tile.keys / self.piece_keys) as u32
+    }
+
+    /// Whether entries of the block table are read ahead of need. Over codes of eight bits, units have no registers left to keep them.
+    pub(super) fn looks_ahead(self) -> bool {
+        self.is_paged() && !self.mma.fp8
+    }
+
+    /// Tiles of keys whose pieces the units of a warp look up at once, each one of them.
+    pub(super) fn tiles_at_once(self) -> u32 {
+        32 / self.pieces()
+    }
+
     /// Bytes of 64 columns of the queries.
     pub(super) fn query_bytes(self) -> u32 {
         self.tile.rows() as u32 * shared::SWIZZLE_BYTES

@@ -151,6 +151,12 @@ impl Work {
         (self.last_tile - nth) * comptime!(spec.tile.keys as i32)
     }
 
+    /// Whether some row sees keys of the piece of a tile that begins at `position`.
+    pub(super) fn sees_piece(&self, position: i32, #[comptime] spec: HopperSpec) -> bool {
+        let end = self.part.first + self.part.len;
+        position + comptime!(spec.piece_keys as i32) > self.part.first && position < end
+    }
+
     /// Whether the tile of keys at `base` has keys that no row sees.
     pub(super) fn has_unseen(&self, base: i32, #[comptime] spec: HopperSpec) -> bool {
         let end = self.part.first + self.part.len;

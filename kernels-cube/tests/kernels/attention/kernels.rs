@@ -29,6 +29,9 @@ const MIXED: &[(usize, usize)] = &[
 /// Decoding over contexts that are no multiples of anything.
 const DECODE: &[(usize, usize)] = &[(1, 1000), (1, 1), (1, 64), (1, 77), (1, 0), (2, 513)];
 
+/// Decoding of one sequence: with tiles of one or two cubes, its keys are cut into parts, some of which a window leaves empty.
+const ALONE: &[(usize, usize)] = &[(1, 3000)];
+
 /// Decoding of so many sequences that none is cut into parts.
 const MANY: &[(usize, usize)] = &[(1, 130); 40];
 
@@ -125,6 +128,9 @@ const CASES: &[Case] = &[
     Case { lens: DECODE, heads: heads(16, 1, 128), block_size: 8, causal: false, ..BASE },
     Case { lens: DECODE, heads: heads(9, 2, 80), block_size: 64, softcap: Some(5.0), ..BASE },
     Case { lens: DECODE, heads: heads(4, 8, 128), block_size: 256, window: Some(70), ..BASE },
+    Case { lens: ALONE, heads: heads(3, 1, 64), q_bound: 30.0, ..BASE },
+    Case { lens: ALONE, heads: heads(16, 1, 128), block_size: 64, ..BASE },
+    Case { lens: ALONE, heads: heads(4, 1, 64), window: Some(100), ..BASE },
     Case { lens: MANY, heads: heads(4, 8, 64), ..BASE },
     Case { lens: DECODE, heads: heads(3, 3, 64), block_size: 64, layout: Layout::Pitched, ..BASE },
     Case { lens: DECODE, heads: heads(8, 2, 128), window: Some(300), block_size: 5, ..BASE },
@@ -188,9 +194,14 @@ fn other_tiles(launcher: &Launcher, dtype: Dtype, case: &Case, fp8: bool) -> Vec
     }
     let plain = case.window.is_none() && case.softcap.is_none() && case.fixed_split.is_none();
     let kv_bytes = if fp8 { 1 } else { 2 };
+    let decodes = DecodeTile::all(case.heads.head_dim, kv_bytes).into_iter();
     if case.lens == DECODE && case.block_size >= 16 && plain {
-        let tiles = DecodeTile::all(case.heads.head_dim, kv_bytes).into_iter();
-        return tiles.map(AttentionChoice::Decode).collect();
+        return decodes.map(AttentionChoice::Decode).collect();
+    }
+    if case.lens == ALONE {
+        // As many warps as a cube has that is alone on its multiprocessor: only such calls are cut.
+        let alone = decodes.filter(|tile| format!("{tile:?}").contains("warps: 8"));
+        return alone.map(AttentionChoice::Decode).collect();
     }
     if ![LONG, UNEVEN, PARTS].contains(&case.lens) {
         return Vec::new();
@@ -262,12 +273,15 @@ fn run_cases(dtype: Dtype, fp8: bool) {
             .copied()
             .map(AttentionChoice::Kernel);
         let tiles = other_tiles(&launcher, dtype, case, fp8);
-        let results = kernels
-            .flat_map(|kernel| {
-                let packed = (!fp8).then(|| packed(kernel));
-                packed.into_iter().chain([paged(kernel)])
-            })
-            .chain(tiles.into_iter().map(paged));
+        let both = |kernel| {
+            let packed = (!fp8).then(|| packed(kernel));
+            packed.into_iter().chain([paged(kernel)])
+        };
+        let tiles = tiles.into_iter().flat_map(|tile| match case.lens == ALONE {
+            true => both(tile).collect(),
+            false => vec![paged(tile)],
+        });
+        let results = kernels.flat_map(both).chain(tiles);
         for (kernel, keys, result) in results {
             let what = format!("{kernel:?} {keys} {case:?}");
             match result {
