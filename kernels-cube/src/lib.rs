@@ -94,7 +94,7 @@ pub use kernel_cache::keep_compiled_kernels;
 pub use launcher::Launcher;
 pub use linear::{Epilogue, LinearPlan, LinearProblem, linear, linear_with};
 pub use merge_attention::{PartialAttention, merge_attention};
-pub use next_tokens::next_tokens;
+pub use next_tokens::{NextBlocks, next_tokens};
 pub use rms_norm::{add_rms_norm, rms_norm};
 pub use rotary::{RotaryTable, rotary, rotary_and_store};
 pub use sample::{SAMPLE_MAX_VOCAB, SAMPLE_WORDS, sample};

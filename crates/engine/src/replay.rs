@@ -8,12 +8,16 @@ mod decode_words;
 mod prompt_words;
 
 use burn::tensor::{Int, Tensor};
-use burn_paged::{AttentionMetadata, CacheGeometry, ReplayedStep, SAMPLING_WORDS, StepWords};
+use burn_paged::{
+    AttentionMetadata, CacheGeometry, MetadataError, NextBlocks, ReplayedStep, SAMPLING_WORDS,
+    StepWords,
+};
+use burn_paged_kv_cache::BlockId;
 use burn_paged_model::ModelInput;
 
 use crate::{ConfigError, EngineLimits, GraphConfig};
 
-pub(crate) use decode_words::DecodeWords;
+pub(crate) use decode_words::{DecodeWords, words_ahead};
 pub(crate) use prompt_words::prompt_words;
 
 /// Shortest context that is captured by default, in tokens.
@@ -48,8 +52,8 @@ pub(crate) struct StepShape {
 
 /// Where the parts of a step begin in its words.
 ///
-/// The tokens are first, so that a step whose tokens the device has uploads what is behind them; the table is last, so that
-/// a step uploads the rows that it has.
+/// The tokens are first and the table is last: a step whose tokens and table the device has uploads what is between them, and
+/// another one as many rows of the table as it has.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepLayout {
     pub(crate) token_ids: usize,
@@ -110,6 +114,18 @@ impl StepShape {
         }
     }
 
+    /// Where a decode has its tokens' positions and slots, and its table.
+    pub(crate) fn next_blocks(self, geometry: CacheGeometry) -> NextBlocks {
+        let layout = self.layout();
+        NextBlocks {
+            positions: layout.positions,
+            slots: layout.slots,
+            table: layout.table,
+            max_blocks: self.max_blocks,
+            block_size: geometry.block_size,
+        }
+    }
+
     /// The input of the model and the options of the sampler, as views of `words`.
     pub(crate) fn views(
         self,
@@ -138,6 +154,41 @@ impl StepShape {
             input,
             words.view(layout.options, [num_rows, SAMPLING_WORDS]),
         )
+    }
+}
+
+/// Those of the blocks of a sequence that hold its first `num_tokens` tokens.
+///
+/// # Errors
+/// [`MetadataError::TooFewBlocks`] if there are not as many; then scheduler and cache disagree.
+fn blocks_up_to(
+    sequence: usize,
+    num_tokens: usize,
+    blocks: &[BlockId],
+    geometry: CacheGeometry,
+) -> Result<&[BlockId], MetadataError> {
+    let block_size = geometry.block_size;
+    let needed = num_tokens.div_ceil(block_size);
+    blocks.get(..needed).ok_or(MetadataError::TooFewBlocks {
+        sequence,
+        num_tokens,
+        needed,
+        found: blocks.len(),
+        block_size,
+    })
+}
+
+/// # Errors
+/// [`MetadataError::BlockOutOfRange`] if the cache does not have the block; then scheduler and cache disagree.
+fn check_block(sequence: usize, block: u32, geometry: CacheGeometry) -> Result<(), MetadataError> {
+    let num_blocks = geometry.num_blocks;
+    match (block as usize) < num_blocks {
+        true => Ok(()),
+        false => Err(MetadataError::BlockOutOfRange {
+            sequence,
+            block: i64::from(block),
+            num_blocks,
+        }),
     }
 }
 

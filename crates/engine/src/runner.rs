@@ -42,6 +42,8 @@ struct Replays {
     /// Recordings hold addresses of what the others own, so they go first.
     graphs: HashMap<StepShape, CapturedStep<Tensor<1, Int>>>,
     words: StepWords,
+    /// The shape whose words those on the device are, unless they are nobody's.
+    written: Option<StepShape>,
     shapes: StepShapes,
     /// Shapes of steps with prompts that came once.
     seen: HashSet<StepShape>,
@@ -83,7 +85,11 @@ impl Runner {
                 let device = &model.spec().device;
                 let mut words = StepWords::new(shapes.num_words(), device);
                 // Compiles what no recording needs, before a request waits for it.
-                drop(words.feed_back(0, Tensor::zeros([1], (device, DType::I32))));
+                let shape = shapes.decodes().last().expect("there are decodes");
+                words.write(DecodeWords::padding(shape));
+                let blocks = shape.next_blocks(cache.geometry());
+                let ids = Tensor::zeros([shape.num_rows], (device, DType::I32));
+                drop(words.feed_back(shape.layout().token_ids, ids, Some(blocks)));
                 let how = match captures {
                     true => "run as captured graphs for",
                     false => "run kernel by kernel, padded to",
@@ -97,6 +103,7 @@ impl Runner {
                 Some(Replays {
                     graphs: HashMap::new(),
                     words,
+                    written: None,
                     shapes,
                     seen: HashSet::new(),
                     captures,
@@ -194,29 +201,38 @@ impl Runner {
     ) -> Result<Tensor<1, Int>, CaptureError> {
         let replays = self.replays.as_mut().expect("there are shapes");
         replays.words.write(words);
+        replays.written = Some(shape);
         self.launch(shape)
     }
 
-    /// One decode of the given shape whose tokens are the `ids` of the one before it, row by row; `words` are all that it
-    /// needs besides. Gives the `ids`, on their way to the host, and what [`replay`](Self::replay) does.
+    /// Whether the words on the device are those of the last step, and it had this shape: what [`decode_ahead`](Self::decode_ahead)
+    /// goes on from.
+    pub(crate) fn holds_words_of(&self, shape: StepShape) -> bool {
+        let written = self.replays.as_ref().and_then(|replays| replays.written);
+        written == Some(shape)
+    }
+
+    /// One decode of the given shape whose tokens are the `ids` of the one before it, row by row, and whose tables are those before
+    /// it with the blocks of the new tokens; `words` are all that it needs besides. Gives the `ids`, on their way to the host, and
+    /// what [`replay`](Self::replay) does.
     ///
     /// # Errors
     /// As [`replay`](Self::replay); nothing is captured where the shape was decoded before.
     ///
     /// # Panics
-    /// As [`replay`](Self::replay).
+    /// As [`replay`](Self::replay), and unless [`holds_words_of`](Self::holds_words_of) the shape.
     pub(crate) fn decode_ahead(
         &mut self,
         shape: StepShape,
-        mut words: Vec<i32>,
+        words: Vec<i32>,
         ids: Tensor<1, Int>,
     ) -> Result<(PendingIds, Tensor<1, Int>), CaptureError> {
+        assert!(self.holds_words_of(shape), "the words are not of {shape:?}");
+        let blocks = shape.next_blocks(self.cache.geometry());
         let replays = self.replays.as_mut().expect("there are shapes");
         let layout = shape.layout();
-        let pending = replays.words.feed_back(layout.token_ids, ids);
-        // Tables are long: moved in place, not into memory that is new.
-        words.drain(..layout.positions);
         replays.words.write_from(layout.positions, words);
+        let pending = (replays.words).feed_back(layout.token_ids, ids, Some(blocks));
         Ok((pending, self.launch(shape)?))
     }
 
@@ -243,6 +259,7 @@ impl Runner {
     pub(crate) fn capture_padding(&mut self, shape: StepShape) -> Result<(), CaptureError> {
         match &mut self.replays {
             Some(replays) if replays.captures && !replays.graphs.contains_key(&shape) => {
+                replays.written = None;
                 replays.words.write(DecodeWords::padding(shape));
                 self.capture(shape)
             }

@@ -10,7 +10,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use crate::{
     AttentionMetadata, AttentionOptions, AttentionOutput, CacheScales, CuSeqlens, LayerKv,
-    RotaryTable, SAMPLING_WORDS, SamplingOptions, SlotMapping,
+    NextBlocks, RotaryTable, SAMPLING_WORDS, SamplingOptions, SlotMapping,
     types::{ArrivingIds, KvTensors},
 };
 
@@ -300,13 +300,14 @@ pub trait InferenceOps: Backend {
     #[fusion(dtype = words, shape = words)]
     fn write_words(words: IntTensor<Self>, start: usize, values: Vec<i32>) -> IntTensor<Self>;
 
-    /// See [`StepWords::feed_back`](crate::StepWords::feed_back): writes in place, and queues a copy of the ids to the host
+    /// See [`StepWords::feed_back`](crate::StepWords::feed_back): writes tokens and blocks in place, and queues a copy of the ids to the host
     /// before anything that is queued later can overwrite them.
     #[fusion(dtype = words, shape = words)]
     fn feed_back(
         words: IntTensor<Self>,
         start: usize,
         ids: IntTensor<Self>,
+        blocks: Option<NextBlocks>,
         arriving: ArrivingIds,
     ) -> IntTensor<Self>;
 
@@ -596,10 +597,11 @@ pub(crate) fn feed_back(
     words: Tensor<1, Int>,
     start: usize,
     ids: Tensor<1, Int>,
+    blocks: Option<NextBlocks>,
     arriving: ArrivingIds,
 ) -> Tensor<1, Int> {
     let (words, ids) = (words.into_dispatch(), ids.into_dispatch());
-    Tensor::from_dispatch(Dispatch::feed_back(words, start, ids, arriving))
+    Tensor::from_dispatch(Dispatch::feed_back(words, start, ids, blocks, arriving))
 }
 
 pub(crate) fn columns(x: Tensor<2>, start: usize, shape: [usize; 2]) -> Tensor<2> {

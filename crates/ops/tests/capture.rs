@@ -49,7 +49,7 @@ fn a_device_records_or_says_why_not() {
                 }
                 // Launched ahead: each replay reads what the one before it gave, and nobody waits in between.
                 let pending = [(); 4].map(|()| {
-                    let pending = words.feed_back(0, graph.output().clone());
+                    let pending = words.feed_back(0, graph.output().clone(), None);
                     // SAFETY: as above.
                     unsafe { graph.replay() }.unwrap();
                     pending

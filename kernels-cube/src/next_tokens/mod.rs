@@ -1,4 +1,4 @@
-//! Sampled ids as the tokens of the next step.
+//! Sampled ids as the tokens of the next step, and the blocks that these come into.
 //!
 //! - `launch.rs`: checks, plan, launch
 //! - `portable.rs`: the kernel, for every runtime
@@ -6,4 +6,4 @@
 mod launch;
 mod portable;
 
-pub use launch::next_tokens;
+pub use launch::{NextBlocks, next_tokens};

@@ -5,7 +5,7 @@
 
 use burn_paged_kernels::{
     AttentionChoice, AttentionKernel, AttentionOptions, Epilogue, HopperTile, KernelError, Keys,
-    KvScales, Launcher, PartialAttention, RotaryTable, TensorRef, add_rms_norm,
+    KvScales, Launcher, NextBlocks, PartialAttention, RotaryTable, TensorRef, add_rms_norm,
     attention, attention_with, embedding, gather_kv, greedy, linear, merge_attention, next_tokens,
     rms_norm, rotary, rotary_and_store, sample, silu_and_mul, store_kv,
 };
@@ -291,7 +291,20 @@ impl Calls {
         self.add(
             "next_tokens",
             Promise::new(&["next_tokens_kernel"], 16),
-            |t| next_tokens(t.launcher, &t.ints(&[7]), &t.ints(&[7])),
+            |t| next_tokens(t.launcher, &t.ints(&[7]), &t.ints(&[7]), None),
+        );
+        self.add(
+            "next_tokens and blocks",
+            Promise::new(&["next_tokens_and_blocks_kernel"], 32),
+            |t| {
+                let blocks = NextBlocks {
+                    positions: &t.ints(&[7]),
+                    slots: &t.ints(&[7]),
+                    table: &t.ints(&[7, 9]),
+                    block_size: 16,
+                };
+                next_tokens(t.launcher, &t.ints(&[7]), &t.ints(&[7]), Some(blocks))
+            },
         );
         for vocab_size in [128_256, 33] {
             self.add(

@@ -1,9 +1,10 @@
 //! What is refused before a launch, and what launches nothing.
 
 use burn_paged_kernels::{
-    AttentionOptions, DeviceFacts, KernelError, Keys, KvScales, Launcher, PartialAttention,
-    RotaryTable, SAMPLE_MAX_VOCAB, SAMPLE_WORDS, TensorRef, attention, embedding, gather_kv,
-    greedy, merge_attention, next_tokens, rms_norm, rotary, sample, silu_and_mul, store_kv,
+    AttentionOptions, DeviceFacts, KernelError, Keys, KvScales, Launcher, NextBlocks,
+    PartialAttention, RotaryTable, SAMPLE_MAX_VOCAB, SAMPLE_WORDS, TensorRef, attention, embedding,
+    gather_kv, greedy, merge_attention, next_tokens, rms_norm, rotary, sample, silu_and_mul,
+    store_kv,
 };
 
 use crate::arith::Dtype;
@@ -43,7 +44,23 @@ fn shapes_dtypes_and_strides_are_checked() {
     );
     invalid(silu_and_mul(on, &f32(&[3, 7]), &out), "7 columns");
     let ids = |len: usize| ints(on, &[len], &vec![0; len]);
-    invalid(next_tokens(on, &ids(3), &ids(2)), "[2], expected [3]");
+    invalid(next_tokens(on, &ids(3), &ids(2), None), "[2], expected [3]");
+    let table = ints(on, &[3, 2], &[0; 6]);
+    let appended = |num_slots: usize, table: &TensorRef, block_size: usize| {
+        let blocks = NextBlocks {
+            positions: &ids(3),
+            slots: &ids(num_slots),
+            table,
+            block_size,
+        };
+        next_tokens(on, &ids(3), &ids(3), Some(blocks))
+    };
+    invalid(appended(2, &table, 4), "[2], expected [3]");
+    invalid(
+        appended(3, &ints(on, &[2, 2], &[0; 4]), 4),
+        "[2, 2], expected [3, 2]",
+    );
+    invalid(appended(3, &table, 0), "blocks of 0 tokens");
     invalid(
         greedy(on, &x, &ints(on, &[2], &[0; 2])),
         "[2], expected [3]",

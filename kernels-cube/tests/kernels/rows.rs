@@ -1,6 +1,6 @@
 //! `silu_and_mul`, `embedding`, `greedy` and `next_tokens`.
 
-use burn_paged_kernels::{Launcher, embedding, greedy, next_tokens, silu_and_mul};
+use burn_paged_kernels::{Launcher, NextBlocks, embedding, greedy, next_tokens, silu_and_mul};
 
 use crate::arith::{Arith, Dtype};
 use crate::compare::{assert_close, assert_same};
@@ -189,9 +189,32 @@ fn rows_without_a_token_go_on_with_the_first() {
             let ids: Vec<i32> = (0..num_rows).map(|row| row * 7 % 11 - 2).collect();
             let shape = [num_rows as usize];
             let tokens = ints(&launcher, &shape, &vec![77; shape[0]]);
-            next_tokens(&launcher, &ints(&launcher, &shape, &ids), &tokens).unwrap();
+            next_tokens(&launcher, &ints(&launcher, &shape, &ids), &tokens, None).unwrap();
             let expected: Vec<i32> = ids.iter().map(|id| (*id).max(0)).collect();
             assert_eq!(read_ints(&launcher, &tokens), expected);
         }
+    }
+}
+
+/// Blocks of 5 tokens, three for a sequence. Of these rows, the first stays in its block, the second begins one, the third is
+/// padding, and the last two have positions that a table of three blocks has no entry for.
+#[test]
+fn the_block_of_a_token_is_written_where_the_table_has_its_position() {
+    for launcher in launchers() {
+        let of = |values: [i32; 5]| ints(&launcher, &[5], &values);
+        let tokens = of([77; 5]);
+        let table: Vec<i32> = (100..115).collect();
+        let table = ints(&launcher, &[5, 3], &table);
+        let blocks = NextBlocks {
+            positions: &of([4, 10, 0, 15, -1]),
+            slots: &of([9 * 5 + 4, 200_000 * 5, -1, 35, 40]),
+            table: &table,
+            block_size: 5,
+        };
+        next_tokens(&launcher, &of([3, -1, 0, 8, 9]), &tokens, Some(blocks)).unwrap();
+        assert_eq!(read_ints(&launcher, &tokens), [3, 0, 0, 8, 9]);
+        let mut expected: Vec<i32> = (100..115).collect();
+        (expected[0], expected[5]) = (9, 200_000);
+        assert_eq!(read_ints(&launcher, &table), expected);
     }
 }

@@ -2,14 +2,15 @@
 //!
 //! While the host reads the ids of a decode, gives them to requests and prepares the next one, the device would have nothing
 //! to do. So if the next step is to be a decode of the same sequences, it is launched first: its tokens go from the sampler
-//! to the words of the step on the device, and all else of a decode is known without them. The ids of the step before are
-//! read while it runs.
+//! to the words of the step on the device, as do the blocks that it comes into, and all else of a decode is known without
+//! them. The ids of the step before are read while it runs.
 //!
 //! # What may happen meanwhile
 //! - A sequence ends, by a token that stops it or because it is aborted: its row of the decode in flight is nobody's. What
 //!   the row writes goes behind the end of what was computed of the sequence, so into a block that nobody else has and that
 //!   is not in the prefix cache. Once freed, the block is written by others, but only by launches behind this one.
 //! - A request arrives: it waits until the decode in flight is done with, one step longer than it would.
+//! - Decodes are captured on padding, whose words take the place of those in flight: the step after it writes all of its own.
 //! - Nothing else: no sequence is admitted or preempted.
 
 use burn::tensor::{Int, Tensor};
@@ -71,4 +72,5 @@ pub(super) fn can_decode_again(
         .map(|running| running.blocks.block_ids().len());
     let max_blocks = blocks.max().unwrap_or(0);
     runner.decode_shape(batch.sequences.len(), max_blocks) == Some(shape)
+        && runner.holds_words_of(shape)
 }

@@ -7,7 +7,7 @@ use burn_paged::{CaptureError, MetadataError};
 use super::Engine;
 use super::ahead::{DecodeAhead, can_decode_again};
 use crate::generation::Generation;
-use crate::replay::{DecodeWords, StepShape, prompt_words};
+use crate::replay::{DecodeWords, StepShape, prompt_words, words_ahead};
 use crate::runner::{Launched, Runner, SampledRows};
 use crate::scheduler::{ScheduledBatch, ScheduledSequence};
 use crate::sequence::RunningSequence;
@@ -157,8 +157,8 @@ impl Engine {
             }
         };
         let ran = Instant::now();
-        // The device works; what needs no token of it is done before one is waited for: the whole of the next step up to
-        // its launch, or the block tables.
+        // The device works; what needs no token of it is done before one is waited for: the next step up to its launch, or its
+        // block tables.
         scheduler.mark_computed(batch);
         // The ids of a decode are the tokens of the next one row by row, unless one of its sequences has ended.
         let rows_stay = match &launched {
@@ -176,7 +176,7 @@ impl Engine {
                 let options = |request: &&Generation| request.sampler().options_after(1);
                 let options = requests.iter().map(options);
                 let running = scheduler.running();
-                let words = tables(shape).finish_ahead(batch, running, options, geometry)?;
+                let words = words_ahead(shape, batch, running, options, geometry)?;
                 let built = Instant::now();
                 let (pending, next_ids) = runner.decode_ahead(shape, words, ids)?;
                 *next_ahead = Some(DecodeAhead::new(shape, batch, next_ids));

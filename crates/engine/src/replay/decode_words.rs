@@ -3,7 +3,7 @@
 use burn_paged::{CacheGeometry, MetadataError, SAMPLING_WORDS, SamplingOptions};
 use burn_paged_kv_cache::BlockId;
 
-use super::{StepLayout, StepShape};
+use super::{StepLayout, StepShape, blocks_up_to, check_block};
 use crate::RequestId;
 use crate::scheduler::ScheduledBatch;
 use crate::sequence::RunningSequence;
@@ -38,13 +38,9 @@ impl DecodeWords {
     ) -> Self {
         let layout = shape.layout();
         let num_rows = batch.sequences.len();
+        let mut words = without_tables(shape);
         // Rows of the table past the last sequence keep what the device holds: no padding looks there.
-        let mut words = vec![0; layout.table + num_rows * shape.max_blocks];
-        words[layout.slots..][..shape.num_rows].fill(-1);
-        let offsets = &mut words[layout.offsets..][..=shape.num_rows];
-        for (at, offset) in offsets.iter_mut().enumerate() {
-            *offset = at as i32;
-        }
+        words.resize(layout.table + num_rows * shape.max_blocks, 0);
         let rows = batch.sequences.iter().map(|scheduled| Row {
             id: scheduled.id,
             num_blocks: 0,
@@ -86,41 +82,21 @@ impl DecodeWords {
         options: impl Iterator<Item = SamplingOptions>,
         geometry: CacheGeometry,
     ) -> Result<Vec<i32>, MetadataError> {
-        for (row, scheduled) in batch.sequences.iter().enumerate() {
-            let RunningSequence { sequence, blocks } = &running[scheduled.index];
-            // Tokens are below the vocabulary, which fits an i32.
-            let token = sequence.tokens[blocks.num_computed_tokens()] as i32;
-            self.words[self.layout.token_ids + row] = token;
-        }
-        self.finish_ahead(batch, running, options, geometry)
-    }
-
-    /// [`finish`](Self::finish) for tokens that only the device knows: all but their words.
-    ///
-    /// # Errors
-    /// As [`finish`](Self::finish).
-    pub(crate) fn finish_ahead(
-        mut self,
-        batch: &ScheduledBatch,
-        running: &[RunningSequence],
-        options: impl Iterator<Item = SamplingOptions>,
-        geometry: CacheGeometry,
-    ) -> Result<Vec<i32>, MetadataError> {
-        let layout = self.layout;
-        let block_size = geometry.block_size;
         for (row, (scheduled, options)) in batch.sequences.iter().zip(options).enumerate() {
-            let blocks = &running[scheduled.index].blocks;
+            let RunningSequence { sequence, blocks } = &running[scheduled.index];
             let (position, blocks) = (blocks.num_computed_tokens(), blocks.block_ids());
             self.extend_table(row, blocks);
-            let block = self.block_of(row, position, blocks, geometry)?;
-            // Positions and slots are below those of the cache, which fit an i32.
-            let slot = block.index() * block_size + position % block_size;
-            let words = &mut self.words;
-            words[layout.positions + row] = position as i32;
-            words[layout.slots + row] = slot as i32;
-            words[layout.seq_lens + row] = position as i32 + 1;
-            words[layout.options + row * SAMPLING_WORDS..][..SAMPLING_WORDS]
-                .copy_from_slice(&options.to_words());
+            check_block(row, self.rows[row].largest, geometry)?;
+            let block = last_block(row, position, blocks, geometry)?;
+            // Tokens are below the vocabulary, which fits an i32.
+            self.words[self.layout.token_ids + row] = sequence.tokens[position] as i32;
+            let row = NewToken {
+                row,
+                position,
+                block,
+                options,
+            };
+            row.write(&mut self.words, &self.layout, geometry.block_size);
         }
         Ok(self.words)
     }
@@ -136,42 +112,85 @@ impl DecodeWords {
         }
         written.num_blocks = blocks.len();
     }
+}
 
-    /// The block that holds `position`; the blocks of the sequence reach up to it, and are blocks of the cache.
-    fn block_of(
-        &self,
-        row: usize,
-        position: usize,
-        blocks: &[BlockId],
-        geometry: CacheGeometry,
-    ) -> Result<BlockId, MetadataError> {
-        let CacheGeometry {
-            num_blocks,
-            block_size,
-            ..
-        } = geometry;
-        let largest = self.rows[row].largest;
-        if largest as usize >= num_blocks {
-            return Err(MetadataError::BlockOutOfRange {
-                sequence: row,
-                block: i64::from(largest),
-                num_blocks,
-            });
-        }
-        let block = blocks.get(position / block_size).copied();
-        block.ok_or(MetadataError::TooFewBlocks {
-            sequence: row,
-            num_tokens: position + 1,
-            needed: position / block_size + 1,
-            found: blocks.len(),
-            block_size,
-        })
+/// The words of a decode right behind one of the same sequences, as the device lacks them: those between the tokens, which the
+/// device samples, and the tables, which it completes with the blocks of the new slots. `options` sample the rows.
+///
+/// # Errors
+/// [`MetadataError`] if the sequences do not fit the cache; then scheduler and cache disagree.
+pub(crate) fn words_ahead(
+    shape: StepShape,
+    batch: &ScheduledBatch,
+    running: &[RunningSequence],
+    options: impl Iterator<Item = SamplingOptions>,
+    geometry: CacheGeometry,
+) -> Result<Vec<i32>, MetadataError> {
+    let layout = shape.layout();
+    let mut words = without_tables(shape);
+    for (row, (scheduled, options)) in batch.sequences.iter().zip(options).enumerate() {
+        let blocks = &running[scheduled.index].blocks;
+        let position = blocks.num_computed_tokens();
+        let block = last_block(row, position, blocks.block_ids(), geometry)?;
+        check_block(row, block.get(), geometry)?;
+        let row = NewToken {
+            row,
+            position,
+            block,
+            options,
+        };
+        row.write(&mut words, &layout, geometry.block_size);
+    }
+    words.drain(..layout.positions);
+    Ok(words)
+}
+
+/// The words of a decode of nothing but padding, up to the tables.
+fn without_tables(shape: StepShape) -> Vec<i32> {
+    let layout = shape.layout();
+    let mut words = vec![0; layout.table];
+    words[layout.slots..][..shape.num_rows].fill(-1);
+    let offsets = &mut words[layout.offsets..][..=shape.num_rows];
+    for (at, offset) in offsets.iter_mut().enumerate() {
+        *offset = at as i32;
+    }
+    words
+}
+
+/// The block of the token at `position`, the last of a sequence.
+fn last_block(
+    row: usize,
+    position: usize,
+    blocks: &[BlockId],
+    geometry: CacheGeometry,
+) -> Result<BlockId, MetadataError> {
+    let blocks = blocks_up_to(row, position + 1, blocks, geometry)?;
+    Ok(blocks[position / geometry.block_size])
+}
+
+/// What changes of a row with every step, besides its token.
+struct NewToken {
+    row: usize,
+    position: usize,
+    block: BlockId,
+    options: SamplingOptions,
+}
+
+impl NewToken {
+    fn write(&self, words: &mut [i32], layout: &StepLayout, block_size: usize) {
+        // Positions and slots are below those of the cache, which fit an i32.
+        let slot = self.block.index() * block_size + self.position % block_size;
+        words[layout.positions + self.row] = self.position as i32;
+        words[layout.slots + self.row] = slot as i32;
+        words[layout.seq_lens + self.row] = self.position as i32 + 1;
+        words[layout.options + self.row * SAMPLING_WORDS..][..SAMPLING_WORDS]
+            .copy_from_slice(&self.options.to_words());
     }
 }
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
-    use burn::tensor::{Device, Int, Tensor};
+    use burn::tensor::{DType, Device, Int, Tensor};
     use burn_paged::StepWords;
     use burn_paged_kv_cache::{BlockManager, BlockManagerConfig, CacheKey};
 
@@ -306,25 +325,33 @@ mod tests {
 
     /// Blocks of 4: the second time, the next token needs a new block.
     #[test]
-    fn words_of_a_decode_ahead_are_those_after_it_but_for_the_tokens() {
+    fn a_decode_ahead_leaves_the_device_with_the_words_of_one_after_it() {
         let mut scheduler = scheduler(6);
+        let device = Device::flex();
+        let layout = SHAPE.layout();
+        let mut words = StepWords::new(layout.len, &device);
+        let batch = scheduler.schedule();
+        words.write(at_once(&scheduler, &batch));
         for tokens in [[40, 50], [41, 51], [42, 52]] {
-            let batch = scheduler.schedule();
+            let batch = scheduler.schedule_again();
             scheduler.mark_computed(&batch);
             assert!(scheduler.reserve_again(&batch));
             let running = scheduler.running();
-            let words = DecodeWords::new(SHAPE, &batch, running);
-            let words = words.finish_ahead(&batch, running, options().into_iter(), GEOMETRY);
-            let words = words.unwrap();
+            let ahead = words_ahead(SHAPE, &batch, running, options().into_iter(), GEOMETRY);
+            let ahead = ahead.unwrap();
+            assert_eq!(ahead.len(), layout.table - layout.positions);
+            words.write_from(layout.positions, ahead);
+            let ids = tokens.map(|token| token as i32);
+            let ids = Tensor::<1, Int>::from_data([ids[0], ids[1], 0], (&device, DType::I32));
+            let blocks = SHAPE.next_blocks(GEOMETRY);
+            drop(words.feed_back(layout.token_ids, ids, Some(blocks)));
             for (index, token) in tokens.into_iter().enumerate() {
                 scheduler.push_token(index, token);
             }
-            let batch = scheduler.schedule_again();
-            let expected = at_once(&scheduler, &batch);
-            let positions = SHAPE.layout().positions;
-            assert_eq!(words[positions..], expected[positions..]);
-            assert_eq!(words[..2], [0, 0]);
-            assert_eq!(expected[..2], tokens.map(|token| token as i32));
+            let expected = at_once(&scheduler, &scheduler.schedule_again());
+            let found = ints(&words.view(0, [expected.len()]));
+            let expected: Vec<i64> = expected.into_iter().map(i64::from).collect();
+            assert_eq!(found, expected);
         }
     }
 
@@ -357,5 +384,13 @@ mod tests {
         };
         let words = words.finish(&batch, scheduler.running(), options().into_iter(), small);
         assert!(matches!(words, Err(MetadataError::BlockOutOfRange { .. })));
+        let ahead = words_ahead(
+            SHAPE,
+            &batch,
+            scheduler.running(),
+            options().into_iter(),
+            small,
+        );
+        assert!(matches!(ahead, Err(MetadataError::BlockOutOfRange { .. })));
     }
 }

@@ -2,7 +2,7 @@
 
 use burn_paged::{CacheGeometry, MetadataError, SAMPLING_WORDS, SamplingOptions};
 
-use super::StepShape;
+use super::{StepShape, blocks_up_to, check_block};
 use crate::scheduler::ScheduledBatch;
 use crate::sequence::RunningSequence;
 
@@ -22,7 +22,7 @@ pub(crate) fn prompt_words(
     geometry: CacheGeometry,
 ) -> Result<Vec<i32>, MetadataError> {
     let layout = shape.layout();
-    let (block_size, num_blocks) = (geometry.block_size, geometry.num_blocks);
+    let block_size = geometry.block_size;
     let num_seqs = batch.sequences.len();
     let mut words = vec![0; layout.table + num_seqs * shape.max_blocks];
     words[layout.slots..][..shape.num_tokens].fill(-1);
@@ -30,28 +30,13 @@ pub(crate) fn prompt_words(
     for (row, scheduled) in batch.sequences.iter().enumerate() {
         let RunningSequence { sequence, blocks } = &running[scheduled.index];
         let (begin, num_new) = (blocks.num_computed_tokens(), scheduled.num_tokens);
-        let (end, blocks) = (begin + num_new, blocks.block_ids());
-        let needed = end.div_ceil(block_size);
-        if blocks.len() < needed {
-            return Err(MetadataError::TooFewBlocks {
-                sequence: row,
-                num_tokens: end,
-                needed,
-                found: blocks.len(),
-                block_size,
-            });
-        }
-        debug_assert!(needed <= shape.max_blocks, "{needed} blocks in {shape:?}");
+        let end = begin + num_new;
         // Blocks that a prompt has for later chunks are not looked at yet.
+        let blocks = blocks_up_to(row, end, blocks.block_ids(), geometry)?;
+        debug_assert!(blocks.len() <= shape.max_blocks, "{blocks:?} in {shape:?}");
         let table = &mut words[layout.table + row * shape.max_blocks..][..shape.max_blocks];
-        for (entry, block) in table.iter_mut().zip(&blocks[..needed]) {
-            if block.index() >= num_blocks {
-                return Err(MetadataError::BlockOutOfRange {
-                    sequence: row,
-                    block: i64::from(block.get()),
-                    num_blocks,
-                });
-            }
+        for (entry, block) in table.iter_mut().zip(blocks) {
+            check_block(row, block.get(), geometry)?;
             *entry = block.get() as i32;
         }
         // Tokens are below the vocabulary, positions and slots below those of the cache, all of which fit an i32.

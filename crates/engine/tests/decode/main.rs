@@ -356,6 +356,40 @@ fn steps_that_cannot_be_captured_run_in_between() {
     }
 }
 
+/// What a decode ahead goes on from is gone when others were captured on padding since: the words of a large batch begin and end
+/// elsewhere.
+#[test]
+fn captures_between_steps_change_no_answer() {
+    let _guard = one_at_a_time();
+    for target in targets() {
+        let answer = |mode, captured_at: Option<usize>| {
+            let config = EngineConfig {
+                max_num_seqs: 32,
+                ..workload::config(GraphConfig {
+                    batch_sizes: Some(vec![1, 24, 32]),
+                    ..graphs(mode)
+                })
+            };
+            let mut engine = engine(&target, config);
+            let request = Request::new([3, 1, 4, 1, 5]).with_max_tokens(40);
+            engine.add_request(request).unwrap();
+            let mut tokens = Vec::new();
+            while engine.has_work() {
+                if captured_at == Some(tokens.len()) {
+                    engine.capture_decodes(|_, _| ());
+                }
+                tokens.extend(engine.step().into_iter().filter_map(|event| event.token));
+            }
+            assert_eq!(tokens.len(), 40);
+            tokens
+        };
+        let eager = answer(GraphMode::Off, None);
+        for at in [1, 9, 17] {
+            assert_eq!(answer(GraphMode::On, Some(at)), eager, "{}", target.name);
+        }
+    }
+}
+
 /// Two engines of one process, each with graphs of its own.
 #[test]
 fn engines_do_not_share_graphs() {

@@ -22,7 +22,7 @@ use cubecl::prelude::Client;
 
 use cubecl::server::{Handle, ServerError};
 
-use crate::{AttentionOptions, ops::InferenceOps, types::ArrivingIds};
+use crate::{AttentionOptions, NextBlocks, ops::InferenceOps, types::ArrivingIds};
 
 /// Bytes of the widest vector that a unit of a GPU reads at once.
 const VECTOR_BYTES: u64 = 16;
@@ -592,19 +592,34 @@ impl InferenceOps for CubeBackend {
         words: IntTensor<Self>,
         start: usize,
         ids: IntTensor<Self>,
+        blocks: Option<NextBlocks>,
         arriving: ArrivingIds,
     ) -> IntTensor<Self> {
         let ids = flat(ids);
         let num_rows = ids.meta.num_elements();
-        let tokens = TensorRef::contiguous(
-            words_handle(&words, start, num_rows),
-            [num_rows],
-            dtype_to_storage_type(words.dtype),
-        );
+        let part = |start: usize, shape: Vec<usize>| {
+            let handle = words_handle(&words, start, shape.iter().product());
+            TensorRef::contiguous(handle, shape, dtype_to_storage_type(words.dtype))
+        };
+        let rows = |start: usize| part(start, vec![num_rows]);
+        let parts = blocks.map(|blocks| {
+            let table = part(blocks.table, vec![num_rows, blocks.max_blocks]);
+            (rows(blocks.positions), rows(blocks.slots), table, blocks)
+        });
+        let blocks = (parts.as_ref()).map(|(positions, slots, table, blocks)| {
+            let block_size = blocks.block_size;
+            kernels::NextBlocks {
+                positions,
+                slots,
+                table,
+                block_size,
+            }
+        });
         launched(kernels::next_tokens(
             &launcher(&ids),
             &tensor_ref(&ids),
-            &tokens,
+            &rows(start),
+            blocks,
         ));
         let copy = HostCopy::new(ids.client.clone(), ids.handle.clone());
         arriving.set(move || copy.wait());

@@ -26,4 +26,4 @@ pub use metadata::{
 pub use options::{AttentionOptions, SAMPLING_WORDS, SamplingOptions};
 pub use rotary::RotaryTable;
 pub(crate) use words::ArrivingIds;
-pub use words::{PendingIds, StepWords};
+pub use words::{NextBlocks, PendingIds, StepWords};

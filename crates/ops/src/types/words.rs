@@ -1,6 +1,7 @@
 //! Words at a fixed place on a device.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -84,13 +85,23 @@ impl StepWords {
     /// Overwrites the words from `start` on with sampled ids, in place and without the host: the tokens of the next step. A
     /// row that could not be sampled, with a negative id, gets token 0.
     ///
+    /// With `blocks`, the block of each token's slot also goes where the block table has the block of its position, so that the
+    /// table of the step before need not be written again: a decode comes into one block more at most. Rows without a slot are
+    /// left out.
+    ///
     /// The ids also set out for the host, ahead of all that is queued from now on: a step that was captured may be replayed,
     /// and give other ids in the same place, before these [arrive](PendingIds::wait).
     ///
     /// # Panics
-    /// If `start` is no multiple of [`ALIGNMENT`](Self::ALIGNMENT), the ids end past the last word, or the device has no
-    /// implementation of its own.
-    pub fn feed_back(&mut self, start: usize, ids: Tensor<1, Int>) -> PendingIds {
+    /// If `start`, or where a part of `blocks` begins, is no multiple of [`ALIGNMENT`](Self::ALIGNMENT), the ids or such a part end
+    /// past the last word, what is written overlaps what is read, a block has no tokens, or the device has no implementation of its
+    /// own.
+    pub fn feed_back(
+        &mut self,
+        start: usize,
+        ids: Tensor<1, Int>,
+        blocks: Option<NextBlocks>,
+    ) -> PendingIds {
         let (device, num_rows) = (ids.device(), ids.dims()[0]);
         assert!(
             start.is_multiple_of(Self::ALIGNMENT) && start + num_rows <= self.len,
@@ -101,9 +112,12 @@ impl StepWords {
             ops::has_implementation(&device),
             "feed_back: {device:?} has no implementation of its own"
         );
+        if let Some(blocks) = &blocks {
+            blocks.check(start, num_rows, self.len);
+        }
         let words = self.words.take().expect("a write is under way");
         let arriving = ArrivingIds::default();
-        self.words = Some(ops::feed_back(words, start, ids, arriving.clone()));
+        self.words = Some(ops::feed_back(words, start, ids, blocks, arriving.clone()));
         PendingIds { device, arriving }
     }
 
@@ -129,6 +143,41 @@ impl StepWords {
                 .narrow(0, start, count)
                 .reshape(shape.map(|size| size as i64)),
         }
+    }
+}
+
+/// Where the parts of a decode begin among its words, from which the blocks of its tokens are found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NextBlocks {
+    /// The position of each token in its sequence, a word each.
+    pub positions: usize,
+    /// The slot that it is stored in, or -1 for none, a word each.
+    pub slots: usize,
+    /// Blocks of each sequence, `max_blocks` words each.
+    pub table: usize,
+    /// Width of the table.
+    pub max_blocks: usize,
+    /// Tokens of a block.
+    pub block_size: usize,
+}
+
+impl NextBlocks {
+    #[track_caller]
+    fn check(&self, tokens: usize, num_rows: usize, num_words: usize) {
+        let tokens = tokens..tokens + num_rows;
+        let table = self.table..self.table + num_rows * self.max_blocks;
+        let read = [self.positions, self.slots].map(|start| start..start + num_rows);
+        let fit = |part: &Range<usize>| {
+            part.start.is_multiple_of(StepWords::ALIGNMENT) && part.end <= num_words
+        };
+        let apart = |a: &Range<usize>, b: &Range<usize>| a.end <= b.start || b.end <= a.start;
+        let are_apart = apart(&tokens, &table)
+            && (read.iter()).all(|part| apart(part, &tokens) && apart(part, &table));
+        assert!(
+            fit(&table) && read.iter().all(fit) && are_apart && self.block_size > 0,
+            "{self:?} for {num_rows} ids from word {} on, of {num_words} words",
+            tokens.start
+        );
     }
 }
 

@@ -3,8 +3,9 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_paged::{
     AttentionMetadata, AttentionMetadataBuilder, AttentionOptions, CacheGeometry, ImplementedBy,
-    LayerKv, ReplayedStep, SAMPLING_WORDS, SamplingOptions, SequenceStep, StepWords, gather_kv,
-    implemented_by, paged_attention_with_lse, sample, sample_by_words, samples_on_device,
+    LayerKv, NextBlocks, ReplayedStep, SAMPLING_WORDS, SamplingOptions, SequenceStep, StepWords,
+    gather_kv, implemented_by, paged_attention_with_lse, sample, sample_by_words,
+    samples_on_device,
 };
 
 use crate::devices::{Random, devices, host};
@@ -125,7 +126,7 @@ fn ids_are_fed_back_and_come_to_the_host() {
         words.write((0..300).collect());
         let ids = [70_000, -1, 0, 7, 5];
         let on_device = || Tensor::<1, Int>::from_data(ids, (&device, DType::I32));
-        let pending = words.feed_back(128, on_device());
+        let pending = words.feed_back(128, on_device(), None);
         words.write_from(256, vec![9; 3]);
         assert_eq!(pending.wait().unwrap()[..5], ids, "{name}");
         assert_eq!(
@@ -136,7 +137,7 @@ fn ids_are_fed_back_and_come_to_the_host() {
         assert_eq!(ints(words.view(0, [128]))[126..], [126, 127], "{name}");
         assert_eq!(ints(words.view(256, [4])), [9, 9, 9, 259], "{name}");
         // Nobody has to wait.
-        drop(words.feed_back(0, on_device()));
+        drop(words.feed_back(0, on_device(), None));
         assert_eq!(ints(words.view(0, [2])), [70_000, 0], "{name}");
     }
 }
@@ -155,7 +156,73 @@ fn wrong_words_and_views_are_refused() {
         );
         refused(|| words.write_from(2, vec![0]), &["from word 2 on"]);
         let ids = Tensor::<1, Int>::zeros([129], (&device, DType::I32));
-        refused(|| drop(words.feed_back(128, ids)), &["129 ids"]);
+        refused(|| drop(words.feed_back(128, ids, None)), &["129 ids"]);
+        if implemented_by(&device) != ImplementedBy::Backend {
+            continue;
+        }
+        let mut words = StepWords::new(512, &device);
+        let blocks = NextBlocks {
+            positions: 128,
+            slots: 256,
+            table: 384,
+            max_blocks: 42,
+            block_size: 4,
+        };
+        let mut feed_back = |blocks| {
+            let ids = Tensor::<1, Int>::zeros([3], (&device, DType::I32));
+            drop(words.feed_back(0, ids, Some(blocks)));
+        };
+        feed_back(blocks);
+        let max_blocks = 43;
+        let wrong = [
+            NextBlocks {
+                max_blocks,
+                ..blocks
+            },
+            NextBlocks { slots: 3, ..blocks },
+            NextBlocks { slots: 0, ..blocks },
+            NextBlocks {
+                table: 256,
+                ..blocks
+            },
+            NextBlocks {
+                block_size: 0,
+                ..blocks
+            },
+        ];
+        for blocks in wrong {
+            refused(|| feed_back(blocks), &["3 ids", "512 words"]);
+        }
+    }
+}
+
+/// Blocks of 4: the first token stays in its block, the second begins one, the third is padding, and the table has no entry
+/// for the last.
+#[test]
+fn blocks_of_tokens_come_into_the_table() {
+    for (name, device) in devices() {
+        if implemented_by(&device) != ImplementedBy::Backend {
+            continue;
+        }
+        let mut words = StepWords::new(640, &device);
+        words.write((0..640).collect());
+        words.write_from(128, vec![2, 8, 0, 12]);
+        words.write_from(256, vec![9 * 4 + 2, 70 * 4, -1, 80]);
+        let blocks = NextBlocks {
+            positions: 128,
+            slots: 256,
+            table: 384,
+            max_blocks: 3,
+            block_size: 4,
+        };
+        let ids = Tensor::<1, Int>::from_data([5, 6, 7, 8], (&device, DType::I32));
+        let pending = words.feed_back(0, ids, Some(blocks));
+        assert_eq!(pending.wait().unwrap(), [5, 6, 7, 8], "{name}");
+        assert_eq!(ints(words.view(0, [5])), [5, 6, 7, 8, 4], "{name}");
+        let mut table: Vec<i32> = (384..397).collect();
+        (table[0], table[5]) = (9, 70);
+        assert_eq!(ints(words.view(384, [13])), table, "{name}");
+        assert_eq!(ints(words.view(256, [3])), [38, 280, -1], "{name}");
     }
 }
 

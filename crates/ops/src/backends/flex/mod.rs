@@ -30,7 +30,7 @@ use burn::tensor::{DType, Shape, Slice};
 use half::{bf16, f16};
 
 use self::attention::{KeySource, attention};
-use crate::{AttentionOptions, GATE_TURN, ops::InferenceOps, types::ArrivingIds};
+use crate::{AttentionOptions, GATE_TURN, NextBlocks, ops::InferenceOps, types::ArrivingIds};
 
 /// Calls a function that is generic over the element type with the one that `dtype` names.
 macro_rules! with_element {
@@ -301,12 +301,17 @@ impl InferenceOps for Flex {
         words: IntTensor<Self>,
         start: usize,
         ids: IntTensor<Self>,
+        blocks: Option<NextBlocks>,
         arriving: ArrivingIds,
     ) -> IntTensor<Self> {
         let ids = words::ids(&ids);
         let tokens: Vec<i32> = ids.iter().map(|id| (*id).max(0)).collect();
         arriving.set(move || Ok(ids));
-        words::write(words, start, &tokens)
+        let words = words::write(words, start, &tokens);
+        match blocks {
+            Some(blocks) => words::append_blocks(words, tokens.len(), &blocks),
+            None => words,
+        }
     }
 
     fn view_words(words: IntTensor<Self>, start: usize, shape: Vec<usize>) -> IntTensor<Self> {
