@@ -173,6 +173,10 @@ fn a_store_writes_in_place() {
 /// a second handle.
 #[test]
 #[cfg(feature = "cube")]
+#[allow(
+    irrefutable_let_patterns,
+    reason = "unless other backends are built in"
+)]
 fn memory_stays_flat_over_many_steps() {
     use burn::backend::DispatchDevice;
     use cubecl::MemoryScope;

@@ -253,6 +253,37 @@ fn columns_are_those_of_a_slice() {
     }
 }
 
+/// Where kernels take any offset, columns from a multiple of 16 bytes on are a view: they take no memory.
+#[test]
+#[cfg(feature = "cuda")]
+#[allow(
+    irrefutable_let_patterns,
+    reason = "unless other backends are built in"
+)]
+fn columns_are_no_copy_on_cuda() {
+    use burn::{backend::DispatchDevice, tensor::Device};
+    use cubecl::MemoryScope;
+
+    let device = Device::cuda(0);
+    let DispatchDevice::Cube(cube) = device.as_dispatch() else {
+        panic!("{device:?} is no CubeCL device");
+    };
+    let client = cube.client();
+    let bytes = || {
+        device.sync().unwrap();
+        let report = client.memory_report(MemoryScope::CurrentStream);
+        report.usage().bytes_in_use
+    };
+    let x = Tensor::<2>::zeros([4096, 960], (&device, DType::F16));
+    let before = bytes();
+    let parts = [0..576, 576..768, 768..960].map(|range| columns(&x, range));
+    assert_eq!(bytes(), before);
+    // From 2 bytes on, a copy.
+    let odd = columns(&x, 1..577);
+    assert!(bytes() > before);
+    drop((parts, odd));
+}
+
 #[test]
 fn embedding_takes_rows() {
     for (name, device) in devices() {
