@@ -64,34 +64,15 @@ fn upload(values: Vec<i32>, device: &Device) -> Tensor<1, Int> {
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
-    use burn_paged_kv_cache::{BlockManager, BlockManagerConfig, CacheKey};
+    use burn_paged_kv_cache::CacheKey;
 
     use super::*;
+    use crate::RequestId;
     use crate::scheduler::Scheduler;
     use crate::sequence::Sequence;
-    use crate::{EngineLimits, RequestId};
 
     fn ints(tensor: &Tensor<1, Int>) -> Vec<i64> {
         tensor.clone().into_data().iter::<i64>().collect()
-    }
-
-    fn scheduler() -> Scheduler {
-        let limits = EngineLimits {
-            block_size: 4,
-            num_blocks: 16,
-            max_num_seqs: 4,
-            max_num_batched_tokens: 16,
-            max_prefill_chunk: 16,
-            max_model_len: 64,
-            max_logprobs: 0,
-            vocab_size: 100,
-        };
-        let config = BlockManagerConfig {
-            num_blocks: 16,
-            block_size: 4,
-            enable_prefix_caching: true,
-        };
-        Scheduler::new(&limits, BlockManager::new(config).unwrap())
     }
 
     /// Runs a step in which the only sequence samples `token`.
@@ -105,7 +86,7 @@ mod tests {
     /// B has 5 tokens computed and decodes its sixth; of A's prompt of 6 tokens, the first block is cached.
     #[test]
     fn a_decode_and_a_prompt_behind_a_cached_block() {
-        let mut scheduler = scheduler();
+        let mut scheduler = Scheduler::small(16);
         let add = |scheduler: &mut Scheduler, id: u64, prompt: &[u32]| {
             let id = RequestId::new(id);
             scheduler.add(Sequence::new(id, prompt.to_vec(), CacheKey::default()));
@@ -143,7 +124,7 @@ mod tests {
 
     #[test]
     fn blocks_that_the_cache_does_not_have_are_an_error() {
-        let mut scheduler = scheduler();
+        let mut scheduler = Scheduler::small(16);
         scheduler.add(Sequence::new(
             RequestId::new(0),
             vec![1; 9],

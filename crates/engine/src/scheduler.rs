@@ -88,6 +88,27 @@ impl Scheduler {
         }
     }
 
+    /// Four seats, 16 blocks of four tokens, and steps of up to `max_num_batched_tokens`.
+    #[cfg(test)]
+    pub(crate) fn small(max_num_batched_tokens: usize) -> Self {
+        let limits = EngineLimits {
+            block_size: 4,
+            num_blocks: 16,
+            max_num_seqs: 4,
+            max_num_batched_tokens,
+            max_prefill_chunk: max_num_batched_tokens,
+            max_model_len: 64,
+            max_logprobs: 0,
+            vocab_size: 100,
+        };
+        let config = burn_paged_kv_cache::BlockManagerConfig {
+            num_blocks: limits.num_blocks,
+            block_size: limits.block_size,
+            enable_prefix_caching: true,
+        };
+        Self::new(&limits, BlockManager::new(config).unwrap())
+    }
+
     pub(crate) fn running(&self) -> &[RunningSequence] {
         &self.running
     }

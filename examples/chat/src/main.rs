@@ -38,8 +38,12 @@ use input::Input;
 use interrupt::Interrupt;
 use session::Session;
 
+/// What is logged unless `RUST_LOG` says otherwise. CubeCL warns of a recording without a launch, by which the engine asks whether
+/// the device records at all.
+const LOG: &str = "warn,cubecl_cuda::compute::capture=error";
+
 fn main() -> ExitCode {
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(LOG)).init();
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) if !error.use_stderr() => error.exit(),

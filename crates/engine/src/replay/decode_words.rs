@@ -192,10 +192,9 @@ impl NewToken {
 mod tests {
     use burn::tensor::{DType, Device, Int, Tensor};
     use burn_paged::StepWords;
-    use burn_paged_kv_cache::{BlockManager, BlockManagerConfig, CacheKey};
+    use burn_paged_kv_cache::CacheKey;
 
     use super::*;
-    use crate::EngineLimits;
     use crate::scheduler::Scheduler;
     use crate::sequence::Sequence;
 
@@ -214,22 +213,7 @@ mod tests {
 
     /// Two sequences whose prompts of `len` tokens are computed and whose next token is sampled.
     fn scheduler(len: u32) -> Scheduler {
-        let limits = EngineLimits {
-            block_size: 4,
-            num_blocks: 16,
-            max_num_seqs: 4,
-            max_num_batched_tokens: 16,
-            max_prefill_chunk: 16,
-            max_model_len: 64,
-            max_logprobs: 0,
-            vocab_size: 100,
-        };
-        let config = BlockManagerConfig {
-            num_blocks: 16,
-            block_size: 4,
-            enable_prefix_caching: true,
-        };
-        let mut scheduler = Scheduler::new(&limits, BlockManager::new(config).unwrap());
+        let mut scheduler = Scheduler::small(16);
         for id in 0..2 {
             let prompt = (0..len).map(|at| id * 10 + at + 20).collect();
             let id = RequestId::new(u64::from(id));

@@ -65,12 +65,12 @@ pub(crate) fn prompt_words(
 mod tests {
     use burn::tensor::{Device, Int, Tensor};
     use burn_paged::StepWords;
-    use burn_paged_kv_cache::{BlockManager, BlockManagerConfig, CacheKey};
+    use burn_paged_kv_cache::CacheKey;
 
     use super::*;
+    use crate::RequestId;
     use crate::scheduler::Scheduler;
     use crate::sequence::Sequence;
-    use crate::{EngineLimits, RequestId};
 
     const GEOMETRY: CacheGeometry = CacheGeometry {
         num_blocks: 16,
@@ -91,22 +91,7 @@ mod tests {
 
     /// One sequence that decodes its sixth token, one whose prompt of 3 is whole, and one of whose 20 tokens there is a chunk.
     fn scheduler() -> Scheduler {
-        let limits = EngineLimits {
-            block_size: 4,
-            num_blocks: 16,
-            max_num_seqs: 4,
-            max_num_batched_tokens: 12,
-            max_prefill_chunk: 12,
-            max_model_len: 64,
-            max_logprobs: 0,
-            vocab_size: 100,
-        };
-        let config = BlockManagerConfig {
-            num_blocks: 16,
-            block_size: 4,
-            enable_prefix_caching: true,
-        };
-        let mut scheduler = Scheduler::new(&limits, BlockManager::new(config).unwrap());
+        let mut scheduler = Scheduler::small(12);
         let add = |scheduler: &mut Scheduler, id, prompt| {
             scheduler.add(Sequence::new(
                 RequestId::new(id),

@@ -365,6 +365,7 @@ fn captures_between_steps_change_no_answer() {
         let answer = |mode, captured_at: Option<usize>| {
             let config = EngineConfig {
                 max_num_seqs: 32,
+                max_num_batched_tokens: 32,
                 ..workload::config(GraphConfig {
                     batch_sizes: Some(vec![1, 24, 32]),
                     ..graphs(mode)
