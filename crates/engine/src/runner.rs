@@ -205,7 +205,7 @@ impl Runner {
         self.launch(shape)
     }
 
-    /// Whether the words on the device are those of the last step, and it had this shape: what [`decode_ahead`](Self::decode_ahead)
+    /// Whether the words on the device are those of the last replayed step, and it had this shape: what [`decode_ahead`](Self::decode_ahead)
     /// goes on from.
     pub(crate) fn holds_words_of(&self, shape: StepShape) -> bool {
         let written = self.replays.as_ref().and_then(|replays| replays.written);

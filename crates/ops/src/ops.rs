@@ -300,8 +300,8 @@ pub trait InferenceOps: Backend {
     #[fusion(dtype = words, shape = words)]
     fn write_words(words: IntTensor<Self>, start: usize, values: Vec<i32>) -> IntTensor<Self>;
 
-    /// See [`StepWords::feed_back`](crate::StepWords::feed_back): writes tokens and blocks in place, and queues a copy of the ids to the host
-    /// before anything that is queued later can overwrite them.
+    /// See [`StepWords::feed_back`](crate::StepWords::feed_back): writes tokens and blocks in place, and queues a copy of the
+    /// ids to the host before anything that is queued later can overwrite them.
     #[fusion(dtype = words, shape = words)]
     fn feed_back(
         words: IntTensor<Self>,

@@ -39,7 +39,7 @@ use interrupt::Interrupt;
 use session::Session;
 
 /// What is logged unless `RUST_LOG` says otherwise. CubeCL warns of a recording without a launch, by which the engine asks whether
-/// the device records at all.
+/// the device records at all; a recording that breaks is an error, which the engine logs.
 const LOG: &str = "warn,cubecl_cuda::compute::capture=error";
 
 fn main() -> ExitCode {

@@ -2,7 +2,7 @@
 //!
 //! - `options.rs`: what a caller may choose
 //! - `problem.rs`: the arguments, checked
-//! - `plan.rs`: which kernel, in how many parts, how wide, how many cubes
+//! - `plan.rs`: which kernel, in how many parts, how wide, how many cubes; `plan/`: the tiles of the kernels for Hopper
 //! - `launch.rs`: checks, plan, launch
 //! - `mask.rs`: the keys that a row sees; `keys.rs`: where they lie, and which part of a split call takes them
 //! - `portable.rs`: the kernel for every runtime

@@ -5,7 +5,7 @@ use crate::grid::Grid;
 use crate::launcher::Launcher;
 use crate::tensor::TensorRef;
 
-/// Rows are rounded up to this many, as many units as a cube has, so that one form of a kernel serves every number of rows.
+/// Rows are rounded up to this many, the units of a cube on a GPU, so that one form of a kernel serves every number of rows.
 const CUBE_ROWS: usize = 256;
 
 /// The block tables of a decode, and where its tokens go.
@@ -44,66 +44,76 @@ pub fn next_tokens(
     check.contiguous("ids", ids, &[num_rows], I32)?;
     check.contiguous("tokens", tokens, &[num_rows], I32)?;
     check.output("tokens", tokens, &[("ids", ids)])?;
-    let Some(blocks) = blocks else {
-        if num_rows == 0 {
-            return Ok(());
-        }
-        let grid = Grid::for_units(launcher.facts(), num_rows.next_multiple_of(CUBE_ROWS));
-        let (count, dim, address) = launcher.topology(check, grid, 1, &[ids, tokens])?;
-        // SAFETY: both tensors lie in their buffers, the output overlaps nothing, and surplus units end first.
-        unsafe {
-            next_tokens_kernel::launch_unchecked(
-                launcher.client(),
-                count,
-                dim,
-                address,
-                ids.buffer_arg(1),
-                tokens.buffer_arg(1),
-                num_rows,
-            );
-        }
-        return Ok(());
+    let max_blocks = match &blocks {
+        Some(blocks) => blocks.checked(check, ids, tokens)?,
+        None => 0,
     };
-    let NextBlocks {
-        positions,
-        slots,
-        table,
-        block_size,
-    } = blocks;
-    check.contiguous("positions", positions, &[num_rows], I32)?;
-    check.contiguous("slots", slots, &[num_rows], I32)?;
-    let [_, max_blocks] = check.sizes("table", table)?;
-    check.contiguous("table", table, &[num_rows, max_blocks], I32)?;
-    let inputs = [("ids", ids), ("positions", positions), ("slots", slots)];
-    check.output("tokens", tokens, &inputs)?;
-    check.output("table", table, &inputs)?;
-    check.output("table", table, &[("tokens", tokens)])?;
-    if block_size == 0 {
-        return check.invalid("blocks of 0 tokens".into());
-    }
     if num_rows == 0 {
         return Ok(());
     }
     let grid = Grid::for_units(launcher.facts(), num_rows.next_multiple_of(CUBE_ROWS));
-    let tensors = [ids, tokens, positions, slots, table];
-    let (count, dim, address) = launcher.topology(check, grid, 1, &tensors)?;
+    // The table has the highest offsets.
+    let longest = blocks.map_or(ids, |blocks| blocks.table);
+    let (count, dim, address) = launcher.topology(check, grid, 1, &[ids, tokens, longest])?;
     // SAFETY: all tensors lie in their buffers, the outputs overlap nothing, positions are tested against the table, and
     // surplus units end first.
     unsafe {
-        next_tokens_and_blocks_kernel::launch_unchecked(
-            launcher.client(),
-            count,
-            dim,
-            address,
-            ids.buffer_arg(1),
-            tokens.buffer_arg(1),
-            positions.buffer_arg(1),
-            slots.buffer_arg(1),
-            table.buffer_arg(1),
-            num_rows,
-            max_blocks,
-            block_size,
-        );
+        let (ids, tokens) = (ids.buffer_arg(1), tokens.buffer_arg(1));
+        match blocks {
+            None => next_tokens_kernel::launch_unchecked(
+                launcher.client(),
+                count,
+                dim,
+                address,
+                ids,
+                tokens,
+                num_rows,
+            ),
+            Some(blocks) => next_tokens_and_blocks_kernel::launch_unchecked(
+                launcher.client(),
+                count,
+                dim,
+                address,
+                ids,
+                tokens,
+                blocks.positions.buffer_arg(1),
+                blocks.slots.buffer_arg(1),
+                blocks.table.buffer_arg(1),
+                num_rows,
+                max_blocks,
+                blocks.block_size,
+            ),
+        }
     }
     Ok(())
+}
+
+impl NextBlocks<'_> {
+    /// The width of the table, if all is as [`next_tokens`] says.
+    fn checked(
+        &self,
+        check: Check,
+        ids: &TensorRef,
+        tokens: &TensorRef,
+    ) -> Result<usize, KernelError> {
+        let Self {
+            positions,
+            slots,
+            table,
+            block_size,
+        } = *self;
+        let num_rows = ids.shape()[0];
+        check.contiguous("positions", positions, &[num_rows], I32)?;
+        check.contiguous("slots", slots, &[num_rows], I32)?;
+        let [_, max_blocks] = check.sizes("table", table)?;
+        check.contiguous("table", table, &[num_rows, max_blocks], I32)?;
+        let inputs = [("positions", positions), ("slots", slots)];
+        check.output("tokens", tokens, &inputs)?;
+        check.output("table", table, &inputs)?;
+        check.output("table", table, &[("ids", ids), ("tokens", tokens)])?;
+        match block_size {
+            0 => check.invalid("blocks of 0 tokens".into()),
+            _ => Ok(max_blocks),
+        }
+    }
 }

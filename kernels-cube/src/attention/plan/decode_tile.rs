@@ -79,8 +79,8 @@ impl DecodeTile {
     /// Clusters that share the keys of a token: one, unless so few cubes leave bandwidth unused that each is spared more bytes than
     /// the launch that puts their results together takes time for.
     ///
-    /// On an H200, a cube alone on its multiprocessor gets 1/64 of what memory gives: one sequence of 32,768 tokens takes 34 us on 64
-    /// of them (8 key heads of 128, 134 MB) and 16 us on 24 (3 of 64, 25 MB). 15 or 16 clusters of eight do not all run at once there:
+    /// On an H200, a cube alone on its multiprocessor gets 1/64 of what memory gives: one sequence of 32,768 packed keys takes 34 us on
+    /// 64 of them (8 key heads of 128, 134 MB) and 16 us on 24 (3 of 64, 25 MB); of pages it gets a little less. 15 or 16 clusters of eight do not all run at once there:
     /// two clusters for each of those 8 heads took 47 us.
     pub(super) fn num_clusters(self, facts: &DeviceFacts, problem: &AttentionProblem) -> usize {
         let multiprocessors = facts.num_multiprocessors.unwrap_or(1) as usize;

@@ -286,6 +286,12 @@ fn clusters_share_long_sequences_of_few_heads() {
     };
     let alone = &DecodeTile::all(64, 2)[0];
     assert!(alone.parts == 1 && alone.num_clusters(&gpu(), &case) > 8);
+    let several_heads = AttentionProblem {
+        num_heads: 9,
+        num_kv_heads: 3,
+        ..case
+    };
+    assert_eq!(alone.num_clusters(&gpu(), &several_heads), 8);
 }
 
 #[test]

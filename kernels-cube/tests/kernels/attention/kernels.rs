@@ -130,6 +130,7 @@ const CASES: &[Case] = &[
     Case { lens: DECODE, heads: heads(4, 8, 128), block_size: 256, window: Some(70), ..BASE },
     Case { lens: ALONE, heads: heads(3, 1, 64), q_bound: 30.0, ..BASE },
     Case { lens: ALONE, heads: heads(16, 1, 128), block_size: 64, ..BASE },
+    Case { lens: ALONE, heads: heads(3, 3, 64), ..BASE },
     Case { lens: ALONE, heads: heads(4, 1, 64), window: Some(100), ..BASE },
     Case { lens: MANY, heads: heads(4, 8, 64), ..BASE },
     Case { lens: DECODE, heads: heads(3, 3, 64), block_size: 64, layout: Layout::Pitched, ..BASE },
