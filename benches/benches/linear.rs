@@ -14,6 +14,9 @@ const MANY_ROWS: usize = 512;
 /// Rows of a gate, and then of what it lets through.
 const TURN: usize = 64;
 
+/// Tokens of the widest tile of the kernel for few.
+const MAX_TILE: usize = 256;
+
 /// Sets of weights, at most.
 const MAX_SETS: usize = 16;
 
@@ -132,25 +135,66 @@ impl Product {
         if !all {
             return plans;
         }
-        if let LinearPlan::Skinny { tokens, .. } = chosen {
-            for (features, parts) in [(64, 1), (64, 2), (64, 4), (128, 1), (128, 2), (128, 4)] {
-                for bytes in [74_000, 113_000, 226_000] {
-                    plans.push(LinearPlan::Skinny {
-                        tokens,
-                        features,
-                        stages: (bytes / (128 * (features + tokens))).clamp(2, 12),
-                        parts,
-                    });
+        if chosen != LinearPlan::Portable && self.rows <= 16 * MAX_TILE {
+            let planned = match chosen {
+                LinearPlan::Skinny { tokens, .. } => Some(tokens),
+                _ => None,
+            };
+            let tiles = [64, 128, MAX_TILE].map(|tokens| (self.rows > tokens).then_some(tokens));
+            let cuts = [
+                (64, 1, 1),
+                (64, 1, 4),
+                (64, 2, 1),
+                (64, 2, 2),
+                (64, 4, 1),
+                (128, 1, 1),
+                (128, 1, 2),
+                (128, 2, 1),
+                (128, 4, 1),
+            ];
+            for tokens in tiles.into_iter().chain([planned]).flatten() {
+                for (features, parts, shares) in cuts {
+                    for bytes in [113_000, 226_000] {
+                        plans.push(LinearPlan::Skinny {
+                            tokens,
+                            features,
+                            stages: (bytes / (128 * (features + tokens))).clamp(2, 12),
+                            parts,
+                            shares,
+                        });
+                    }
                 }
             }
+            plans.retain(|plan| match plan {
+                LinearPlan::Skinny {
+                    tokens,
+                    features,
+                    shares,
+                    ..
+                } => {
+                    let gated = self.epilogue != Epilogue::None;
+                    tokens.is_multiple_of(8 * *shares as usize) && !(gated && *features == 64)
+                }
+                _ => true,
+            });
         }
         if self.rows > 64 && chosen != LinearPlan::Portable {
             for (columns, stages) in [(256, 4), (128, 6)] {
-                for band in [4, 8, 16, 32] {
+                for (band, cubes) in [
+                    (4, 1),
+                    (8, 1),
+                    (16, 1),
+                    (32, 1),
+                    (4, 2),
+                    (8, 2),
+                    (16, 2),
+                    (32, 2),
+                ] {
                     plans.push(LinearPlan::Large {
                         columns,
                         stages,
                         band,
+                        cubes,
                     });
                 }
             }

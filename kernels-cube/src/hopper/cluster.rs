@@ -17,6 +17,14 @@ pub(crate) fn sync() {
     gpu_asm!("barrier.cluster.wait.acquire.aligned;");
 }
 
+/// Waits for every unit of the cluster, and for none of its writes: what barriers of [`mbarrier`](super::mbarrier) need, after
+/// their own fence, and what a cube needs before it leaves.
+#[cube]
+pub(crate) fn meet() {
+    gpu_asm!("barrier.cluster.arrive.relaxed.aligned;");
+    gpu_asm!("barrier.cluster.wait.aligned;");
+}
+
 /// The same place in the shared memory of cube `rank` of the cluster.
 #[cube]
 pub(crate) fn address_in(address: u32, rank: u32) -> u32 {

@@ -27,6 +27,13 @@ pub(crate) fn arrive(barrier: u32) {
     gpu_asm!("mbarrier.arrive.shared::cta.b64 _, [{}];", in(_) barrier);
 }
 
+/// Arrives at a barrier of a cube of the cluster, by an address of [`address_in`](super::cluster::address_in). What this unit wrote
+/// before, that cube need not see: a release for the whole cluster would wait for all memory, 0.7 us on an H200.
+#[cube]
+pub(crate) fn arrive_in(barrier: u32) {
+    gpu_asm!("mbarrier.arrive.shared::cluster.b64 _, [{}];", in(_) barrier);
+}
+
 /// Waits until a phase of parity `parity` has ended.
 #[cube]
 pub(crate) fn wait(barrier: u32, parity: u32) {

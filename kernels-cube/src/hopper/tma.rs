@@ -204,6 +204,26 @@ pub(crate) fn load(
     );
 }
 
+/// Loads a tile as [`load`] does, to the same place in the shared memory of every cube of the cluster whose bit is set in `cubes`;
+/// in each, its bytes count for the barrier in the place of `barrier`.
+#[cube]
+pub(crate) fn load_for(
+    target: u32,
+    map: u64,
+    column: u32,
+    row: u32,
+    barrier: u32,
+    cubes: u32,
+    #[comptime] reuse: Reuse,
+) {
+    let policy = comptime!(reuse.policy()).runtime();
+    let cubes = u16::cast_from(cubes);
+    gpu_asm!(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [{}], [{}, {{{}, {}}}], [{}], {}, {};",
+        in(_) target, in(_) map, in(_) column, in(_) row, in(_) barrier, in(_) cubes, in(_) policy
+    );
+}
+
 /// Loads the tile of a [`heads_map`] whose first element is (`block`, `token`, `head`, `column`), as [`load`].
 #[cube]
 pub(crate) fn load_heads(

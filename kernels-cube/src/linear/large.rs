@@ -1,19 +1,24 @@
 //! out[t, o] = Σ_i x[t, i] · weight[o, i], for many tokens: as fast as the matrix units go.
 //!
 //! Owns      cube: tiles of 128 tokens by `columns` features, one after the other. warpgroup: 64 of the tokens. One more
-//!           warpgroup asks the copy engine for tiles, already for the next tile while the last is being written.
+//!           warpgroup asks the copy engine for tiles, already for the next tile while the last is being written. cluster: one cube,
+//!           or two with neighbouring tokens and the same features, of which each asks for half and both get all.
 //! Memory    shared: a ring of operand tiles, 64 deep; two tiles of 64 by 64 results for each warpgroup. Tiles are taken in
 //!           bands of token tiles, so that what runs at the same time shares its operands in the L2 cache.
 //! Numerics  f32, one cast on write.
-//! Tails     what a tile has outside of a tensor is zero, and the copy engine writes nothing outside.
+//! Tails     as in the kernel for few tokens: tiles at the ends of the tensors begin where they end there, and results that two cubes
+//!           have are the same bits, written twice.
 //! Needs     a Hopper GPU; rows of 16 bytes or multiples.
 //! Source    the warp-specialised persistent form of CUTLASS 3 for Hopper.
+
+#![allow(clippy::identity_op, reason = "values of variables, see `hopper`")]
 
 use cubecl::prelude::*;
 
 use super::gate::gated;
 use super::plan::{Epilogue, LARGE_OUT_COLUMNS, LARGE_TOKENS, large_data_bytes, large_stage_bytes};
-use crate::hopper::{HalfType, mbarrier, shared, tma, warpgroup, wgmma};
+use super::skinny::start_of;
+use crate::hopper::{HalfType, cluster, mbarrier, shared, tma, warpgroup, wgmma};
 
 /// Warpgroups that multiply.
 const CONSUMERS: u32 = LARGE_TOKENS as u32 / wgmma::ROWS;
@@ -42,6 +47,8 @@ pub(super) struct LargeSpec {
     pub(super) stages: usize,
     /// Rows of tiles in a band.
     pub(super) band: u32,
+    /// Cubes of a cluster, 1 or 2.
+    pub(super) cubes: u32,
     pub(super) kind: HalfType,
     pub(super) epilogue: Epilogue,
     pub(super) has_bias: bool,
@@ -51,6 +58,11 @@ impl LargeSpec {
     /// Tiles of results for each tile of features.
     fn pieces(self) -> usize {
         self.epilogue.out_features(self.columns) / OUT_COLUMNS
+    }
+
+    /// Rows of the weights for each column of the output.
+    fn rows_of_column(self) -> u32 {
+        (self.columns / self.epilogue.out_features(self.columns)) as u32
     }
 
     /// The first register of a tile of results; with a gate, that of the gate.
@@ -69,7 +81,7 @@ impl LargeSpec {
     }
 }
 
-/// The place of a tile: which tokens and which features.
+/// The place of a tile: which tokens and which features. In a cluster, rows are counted in those of all its cubes.
 #[derive(CubeType, Clone, Copy)]
 struct Tile {
     row: u32,
@@ -93,7 +105,7 @@ fn tile_at(at: u32, num_rows: u32, num_columns: u32, #[comptime] band: u32) -> T
 }
 
 /// `bias` is read only if the plan has one.
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, cluster_dim = CubeDim::new_1d(spec.cubes))]
 pub(super) fn large_linear_kernel<F: Float>(
     x: &TensorMap<F, Tiled>,
     weight: &TensorMap<F, Tiled>,
@@ -102,11 +114,14 @@ pub(super) fn large_linear_kernel<F: Float>(
     num_rows: u32,
     num_columns: u32,
     num_steps: u32,
+    num_tokens: u32,
     weight_rows: u32,
+    filled_tokens: u32,
     #[comptime] spec: LargeSpec,
     #[define(F)] _dtype: ElemType,
 ) {
     let stages = comptime!(spec.stages as u32);
+    let cubes = comptime!(spec.cubes);
     let stage_bytes = comptime!(large_stage_bytes(spec.columns) as u32);
     let sums = comptime!(wgmma::Sums {
         prefix: "sum",
@@ -127,12 +142,22 @@ pub(super) fn large_linear_kernel<F: Float>(
         #[unroll]
         for stage in 0..stages {
             mbarrier::init(full + comptime!(8 * stage), 1u32);
-            mbarrier::init(empty + comptime!(8 * stage), CONSUMERS);
+            mbarrier::init(empty + comptime!(8 * stage), comptime!(cubes * CONSUMERS));
         }
         mbarrier::fence_init();
     }
-    sync_cube();
+    let mut rank = 0u32.runtime();
+    if comptime!(cubes > 1) {
+        rank = cluster::rank();
+        sync_plane();
+        // Both have barriers before one asks for the other.
+        cluster::meet();
+    } else {
+        sync_cube();
+    }
 
+    let first_tile = CUBE_POS_X / cubes;
+    let next_tile = CUBE_COUNT_X / cubes;
     let num_tiles = num_rows * num_columns;
     let mut stage = 0u32.runtime();
     if unit < warpgroup::UNITS {
@@ -141,36 +166,55 @@ pub(super) fn large_linear_kernel<F: Float>(
             let x_map = tma::map_address(x);
             let weight_map = tma::map_address(weight);
             let mut parity = 1u32.runtime();
-            let mut at = CUBE_POS_X;
+            let mut at = first_tile;
             while at < num_tiles {
-                let tile = tile_at(at, num_rows, num_columns, spec.band);
-                let row = tile.row * comptime!(LARGE_TOKENS as u32);
-                let feature = tile.column * comptime!(spec.columns as u32);
+                let tile = tile_at(at, num_rows, num_columns, comptime!(spec.band / cubes));
+                // As a value, not as the address of a variable.
+                let row = first_token(&tile, rank, num_tokens, cubes) + 0;
+                let share = rank * comptime!(spec.columns as u32 / cubes);
+                let feature = first_feature(&tile, weight_rows, spec) + share;
                 for step in 0..num_steps {
                     let barrier = full + 8 * stage;
                     let target = base + stage * stage_bytes;
                     let column = step * comptime!(tma::TILE_COLUMNS as u32);
                     mbarrier::wait(empty + 8 * stage, parity);
-                    mbarrier::arrive_expect(barrier, stage_bytes);
-                    tma::load(target, x_map, column, row, barrier, tma::Reuse::Often);
-                    let target = target + X_BYTES;
-                    tma::load(
-                        target,
-                        weight_map,
-                        column,
-                        feature,
+                    mbarrier::arrive_expect(
                         barrier,
-                        tma::Reuse::Often,
+                        (filled_tokens + comptime!(spec.columns as u32))
+                            * comptime!(shared::SWIZZLE_BYTES),
                     );
+                    tma::load(target, x_map, column, row, barrier, tma::Reuse::Often);
+                    let target = target + X_BYTES + share * comptime!(shared::SWIZZLE_BYTES);
+                    if comptime!(cubes > 1) {
+                        tma::load_for(
+                            target,
+                            weight_map,
+                            column,
+                            feature,
+                            barrier,
+                            comptime!((1u32 << cubes) - 1).runtime(),
+                            tma::Reuse::Often,
+                        );
+                    } else {
+                        tma::load(
+                            target,
+                            weight_map,
+                            column,
+                            feature,
+                            barrier,
+                            tma::Reuse::Often,
+                        );
+                    }
                     stage += 1;
                     if stage == stages {
                         stage = 0u32.runtime();
                         parity ^= 1;
                     }
                 }
-                at += CUBE_COUNT_X;
+                at += next_tile;
             }
         }
+        sync_plane();
     } else {
         warpgroup::take_registers(CONSUMER_REGISTERS);
         let group = warpgroup::of(unit) - 1;
@@ -182,9 +226,8 @@ pub(super) fn large_linear_kernel<F: Float>(
         let out_row = unit % warpgroup::UNITS / 32 * 16 + lane % 16;
         let mut parity = 0u32.runtime();
         let mut used = 0u32.runtime();
-        let mut at = CUBE_POS_X;
+        let mut at = first_tile;
         while at < num_tiles {
-            let tile = tile_at(at, num_rows, num_columns, spec.band);
             let mut keep = 0u32.runtime();
             for step in 0..num_steps {
                 mbarrier::wait(full + 8 * stage, parity);
@@ -202,8 +245,8 @@ pub(super) fn large_linear_kernel<F: Float>(
                 wgmma::commit();
                 // The stage before this one has been used when its products are done.
                 wgmma::wait(1u32);
-                if step > 0 && leads {
-                    mbarrier::arrive(empty + 8 * used);
+                if step > 0 {
+                    release(empty + 8 * used, unit, cubes);
                 }
                 used = stage;
                 stage += 1;
@@ -213,12 +256,13 @@ pub(super) fn large_linear_kernel<F: Float>(
                 }
             }
             wgmma::wait(0u32);
-            if leads {
-                mbarrier::arrive(empty + 8 * used);
-            }
+            release(empty + 8 * used, unit, cubes);
 
-            let row = tile.row * comptime!(LARGE_TOKENS as u32) + group * wgmma::ROWS;
-            let first = tile.column * comptime!(spec.columns as u32);
+            // Only now, so that nothing of it takes registers beside the sums.
+            let tile = tile_at(at, num_rows, num_columns, comptime!(spec.band / cubes));
+            let row = first_token(&tile, rank, num_tokens, cubes) + group * wgmma::ROWS;
+            let first = first_feature(&tile, weight_rows, spec);
+            let first_column = first / comptime!(spec.rows_of_column());
             #[unroll]
             for piece in 0..comptime!(spec.pieces()) {
                 let target = staged + comptime!(piece as u32 % 2 * OUT_BYTES);
@@ -233,8 +277,7 @@ pub(super) fn large_linear_kernel<F: Float>(
                     let mut words = Array::<u32>::new(4usize);
                     #[unroll]
                     for word in 0..4usize {
-                        words[word] =
-                            result(bias, first, lane, weight_rows, from + 2 * word, sums, spec);
+                        words[word] = result(bias, first, lane, from + 2 * word, sums, spec);
                     }
                     let vector = comptime!(2 * pair as u32) + lane / 16;
                     let place = target + shared::swizzled(out_row, vector);
@@ -249,19 +292,49 @@ pub(super) fn large_linear_kernel<F: Float>(
                 shared::fence_async();
                 warpgroup::sync(group + 1, warpgroup::UNITS);
                 if leads {
-                    let column = tile.column
-                        * comptime!(spec.epilogue.out_features(spec.columns) as u32)
-                        + comptime!((piece * OUT_COLUMNS) as u32);
+                    let column = first_column + comptime!((piece * OUT_COLUMNS) as u32);
                     tma::store(out_map, column, row, target);
                     tma::commit();
                 }
             }
-            at += CUBE_COUNT_X;
+            at += next_tile;
         }
         if leads {
             // Shared memory must outlive the copies out of it.
             tma::wait_read(0u32);
         }
+        sync_plane();
+    }
+    if comptime!(cubes > 1) {
+        // And copies of the other cube into it, and its arrivals.
+        cluster::meet();
+    }
+}
+
+/// The first token of a cube's tile.
+#[cube]
+fn first_token(tile: &Tile, rank: u32, num_tokens: u32, #[comptime] cubes: u32) -> u32 {
+    let nth = tile.row * cubes + rank;
+    start_of(nth, comptime!(LARGE_TOKENS as u32).runtime(), num_tokens)
+}
+
+/// The first row of the weights of a tile.
+#[cube]
+fn first_feature(tile: &Tile, weight_rows: u32, #[comptime] spec: LargeSpec) -> u32 {
+    let columns = comptime!(spec.columns as u32).runtime();
+    start_of(tile.column, columns, weight_rows)
+}
+
+/// Says that a warpgroup, one unit for each cube of the cluster, has used a stage, to all that copy into it.
+#[cube]
+fn release(empty: u32, unit: u32, #[comptime] cubes: u32) {
+    let cube = unit % warpgroup::UNITS;
+    if comptime!(cubes > 1) {
+        if cube < cubes {
+            mbarrier::arrive_in(cluster::address_in(empty, cube));
+        }
+    } else if cube == 0 {
+        mbarrier::arrive(empty);
     }
 }
 
@@ -271,17 +344,16 @@ fn result<F: Float>(
     bias: &[F],
     first_feature: u32,
     lane: u32,
-    weight_rows: u32,
     #[comptime] at: usize,
     #[comptime] sums: wgmma::Sums,
     #[comptime] spec: LargeSpec,
 ) -> u32 {
-    let low = biased(bias, first_feature, lane, weight_rows, at, sums, spec);
-    let high = biased(bias, first_feature, lane, weight_rows, at + 1, sums, spec);
+    let low = biased(bias, first_feature, lane, at, sums, spec);
+    let high = biased(bias, first_feature, lane, at + 1, sums, spec);
     if comptime!(matches!(spec.epilogue, Epilogue::SiluAndMul)) {
         let on = comptime!(at + OUT_COLUMNS / 2);
-        let low_up = biased(bias, first_feature, lane, weight_rows, on, sums, spec);
-        let high_up = biased(bias, first_feature, lane, weight_rows, on + 1, sums, spec);
+        let low_up = biased(bias, first_feature, lane, on, sums, spec);
+        let high_up = biased(bias, first_feature, lane, on + 1, sums, spec);
         shared::pack(gated(low, low_up), gated(high, high_up), spec.kind)
     } else {
         shared::pack(low, high, spec.kind)
@@ -294,19 +366,14 @@ fn biased<F: Float>(
     bias: &[F],
     first_feature: u32,
     lane: u32,
-    weight_rows: u32,
     #[comptime] at: usize,
     #[comptime] sums: wgmma::Sums,
     #[comptime] spec: LargeSpec,
 ) -> f32 {
     let value = wgmma::get(sums, at);
     if comptime!(spec.has_bias) {
-        let mut added = 0.0f32.runtime();
         let feature = first_feature + lane % 4 * 2 + comptime!((8 * (at / 4) + at % 2) as u32);
-        if feature < weight_rows {
-            added = f32::cast_from(bias[feature as usize]);
-        }
-        value + added
+        value + f32::cast_from(bias[feature as usize])
     } else {
         value
     }

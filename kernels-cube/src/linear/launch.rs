@@ -122,24 +122,26 @@ fn multiply(
             features,
             stages,
             parts,
+            shares,
         } => hopper::skinny(
             check,
             launcher,
             &problem,
             &operands,
-            [tokens, features, stages, parts as usize],
+            [tokens, features, stages, parts as usize, shares as usize],
         ),
         #[cfg(feature = "hopper")]
         LinearPlan::Large {
             columns,
             stages,
             band,
+            cubes,
         } => hopper::large(
             check,
             launcher,
             &problem,
             &operands,
-            [columns, stages, band as usize],
+            [columns, stages, band as usize, cubes as usize],
         ),
         #[cfg(not(feature = "hopper"))]
         LinearPlan::Skinny { .. } | LinearPlan::Large { .. } => {
@@ -202,7 +204,8 @@ mod hopper {
 
     use super::super::large::{self, LargeSpec, large_linear_kernel};
     use super::super::plan::{
-        LARGE_OUT_COLUMNS, LARGE_TOKENS, large_data_bytes, skinny_data_bytes,
+        LARGE_OUT_COLUMNS, LARGE_TOKENS, MAX_CLUSTER, MAX_SKINNY_TOKENS, large_data_bytes,
+        skinny_data_bytes,
     };
     use super::super::skinny::{SkinnySpec, skinny_linear_kernel};
     use super::{Epilogue, LinearProblem, Operands};
@@ -249,18 +252,21 @@ mod hopper {
         launcher: &Launcher,
         problem: &LinearProblem,
         operands: &Operands<'_>,
-        [tokens, features, stages, parts]: [usize; 4],
+        [tokens, features, stages, parts, shares]: [usize; 5],
     ) -> Result<(), KernelError> {
         let steps = problem.in_features.div_ceil(tma::TILE_COLUMNS);
-        let legal = problem.num_tokens <= tokens
-            && tokens <= 256
+        let token_tiles = problem.num_tokens.div_ceil(tokens.max(1));
+        let legal = (8..=MAX_SKINNY_TOKENS).contains(&tokens)
             && tokens.is_multiple_of(8)
             && parts <= steps
             && (features == 128 || features == 64 && problem.epilogue == Epilogue::None)
-            && [1, 2, 4, 8].contains(&parts);
+            && [1, 2, 4, 8].contains(&parts)
+            && [1, 2, 4].contains(&shares)
+            && parts * shares <= MAX_CLUSTER
+            && tokens.is_multiple_of(8 * shares);
         if !legal {
             return check.unsupported(format!(
-                "{} tokens as {tokens}, {features} features at a time, {steps} steps in {parts} parts",
+                "{} tokens as {tokens} in {shares} shares, {features} features at a time, {steps} steps in {parts} parts",
                 problem.num_tokens
             ));
         }
@@ -270,7 +276,11 @@ mod hopper {
             skinny_data_bytes(features, tokens, stages),
             stages,
         )?;
-        let cubes = problem.weight_rows.div_ceil(features) * parts;
+        let row_groups = problem.weight_rows.div_ceil(shares * features);
+        let cubes = (row_groups * shares * parts).saturating_mul(token_tiles);
+        // What a stage is filled with: no more than there is, in eights for each cube that asks for some.
+        let filled_rows = features.min(problem.weight_rows.next_multiple_of(8));
+        let filled_tokens = tokens.min(problem.num_tokens.next_multiple_of(8 * shares));
         let out_stride = match problem.num_tokens {
             1 => 0,
             _ => operands.out.strides()[0] / 4,
@@ -286,6 +296,7 @@ mod hopper {
             features,
             stages,
             parts: parts as u32,
+            shares: shares as u32,
             kind: half(check, problem)?,
             epilogue: operands.epilogue,
             has_bias: operands.bias.is_some(),
@@ -297,12 +308,16 @@ mod hopper {
                 launcher.client(),
                 CubeCount::Static(count(check, "cubes", cubes)?, 1, 1),
                 CubeDim::new_1d(spec.units()),
-                tma::matrix_map(operands.x, tokens, tma::Promotion::Row),
-                tma::matrix_map(operands.weight, features, tma::Promotion::Row),
+                tma::matrix_map(operands.x, filled_tokens / shares, tma::Promotion::Row),
+                tma::matrix_map(operands.weight, filled_rows, tma::Promotion::Row),
                 // Without a bias, nobody reads it.
                 operands.bias.unwrap_or(operands.x).buffer_arg(4),
                 operands.out.buffer_arg(4),
                 count(check, "num_tokens", problem.num_tokens)?,
+                count(check, "groups of rows", row_groups)?,
+                count(check, "weight_rows", problem.weight_rows)?,
+                filled_rows as u32,
+                filled_tokens as u32,
                 count(check, "out_features", operands.out.shape()[1])?,
                 count(check, "steps", steps)?,
                 count(check, "out stride", out_stride)?,
@@ -318,20 +333,32 @@ mod hopper {
         launcher: &Launcher,
         problem: &LinearProblem,
         operands: &Operands<'_>,
-        [columns, stages, band]: [usize; 3],
+        [columns, stages, band, cubes]: [usize; 4],
     ) -> Result<(), KernelError> {
-        if ![128, 256].contains(&columns) || band == 0 {
-            return check.unsupported(format!("tiles of {columns} features in bands of {band}"));
+        let legal = [128, 256].contains(&columns)
+            && columns <= problem.weight_rows
+            && [1, 2].contains(&cubes)
+            && band >= cubes;
+        if !legal {
+            return check.unsupported(format!(
+                "tiles of {columns} features, of {}, in bands of {band} for clusters of {cubes}",
+                problem.weight_rows
+            ));
         }
         fits(check, launcher, large_data_bytes(columns, stages), stages)?;
-        let rows = problem.num_tokens.div_ceil(LARGE_TOKENS);
+        let rows = problem.num_tokens.div_ceil(cubes * LARGE_TOKENS);
         let tile_columns = problem.weight_rows.div_ceil(columns);
+        // As for few tokens.
+        let filled_tokens = LARGE_TOKENS.min(problem.num_tokens.next_multiple_of(8));
         let tiles = count(check, "tiles", rows.saturating_mul(tile_columns))?;
-        let cubes = tiles.min(launcher.facts().num_multiprocessors.unwrap_or(1));
+        let multiprocessors = launcher.facts().num_multiprocessors.unwrap_or(1);
+        let cubes = cubes as u32;
+        let clusters = tiles.min((multiprocessors / cubes).max(1));
         let spec = LargeSpec {
             columns,
             stages,
             band: band as u32,
+            cubes,
             kind: half(check, problem)?,
             epilogue: operands.epilogue,
             has_bias: operands.bias.is_some(),
@@ -340,10 +367,14 @@ mod hopper {
         unsafe {
             large_linear_kernel::launch_unchecked(
                 launcher.client(),
-                CubeCount::Static(cubes, 1, 1),
+                CubeCount::Static(clusters * cubes, 1, 1),
                 CubeDim::new_1d(large::UNITS),
-                tma::matrix_map(operands.x, LARGE_TOKENS, tma::Promotion::Two),
-                tma::matrix_map(operands.weight, columns, tma::Promotion::Two),
+                tma::matrix_map(operands.x, filled_tokens, tma::Promotion::Two),
+                tma::matrix_map(
+                    operands.weight,
+                    columns / cubes as usize,
+                    tma::Promotion::Two,
+                ),
                 tma::matrix_map(operands.out, wgmma::ROWS as usize, tma::Promotion::Row),
                 // Without a bias, nobody reads it.
                 operands.bias.unwrap_or(operands.x).buffer_arg(1),
@@ -354,7 +385,9 @@ mod hopper {
                     "steps",
                     problem.in_features.div_ceil(LARGE_OUT_COLUMNS),
                 )?,
+                count(check, "num_tokens", problem.num_tokens)?,
                 count(check, "weight_rows", problem.weight_rows)?,
+                filled_tokens as u32,
                 spec,
                 problem.dtype,
             );

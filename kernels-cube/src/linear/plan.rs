@@ -1,5 +1,6 @@
 use cubecl::ir::{ElemType, FloatKind};
 
+use super::cut::Cut;
 use crate::device::DeviceFacts;
 
 /// Words from the sums of a token to those of the next, in the kernel for few tokens: units of a warp that store at once
@@ -15,7 +16,7 @@ pub(super) const LARGE_TOKENS: usize = 128;
 pub(super) const LARGE_OUT_COLUMNS: usize = 64;
 
 /// Elements of a row in a stage: those of one step along the sum.
-const STEP: usize = 64;
+pub(super) const STEP: usize = 64;
 
 /// Bytes of a row in a stage.
 const ROW_BYTES: usize = 2 * STEP;
@@ -27,13 +28,10 @@ const MAX_LARGE_COLUMNS: usize = 256;
 const MIN_LARGE_TOKENS: usize = 97;
 
 /// The most tokens that one product of a warpgroup takes.
-const MAX_SKINNY_TOKENS: usize = 256;
+pub(super) const MAX_SKINNY_TOKENS: usize = 256;
 
 /// Most cubes of a cluster that run on every device with clusters.
-const MAX_PARTS: usize = 8;
-
-/// The most tokens for which half tiles of weights pay: measured at 1, 32, 64 and 128 tokens, they beat a larger cluster.
-const MAX_NARROW_TOKENS: usize = 128;
+pub(super) const MAX_CLUSTER: usize = 8;
 
 /// Most stages of a ring: what is in flight on a multiprocessor, 8 to 16 KB each, passes what memory needs long before.
 const MAX_STAGES: usize = 12;
@@ -41,8 +39,18 @@ const MAX_STAGES: usize = 12;
 /// The same with few tokens, where the cubes of a cluster share a sum and have fewer steps each.
 const MAX_SHARED_STAGES: usize = 9;
 
-/// Steps along the sum that a part should have at least, to be worth its start.
-const MIN_STEPS: usize = 8;
+/// The most tokens that are few beside the weights: a cube brings little more than its rows.
+pub(super) const FEW_TOKENS: usize = 32;
+
+/// The most tokens beside which weights are streamed as memory gives them; more are cut by what multiprocessors take.
+const MAX_STREAMED_TOKENS: usize = 64;
+
+/// The most tokens for which tiles of the kernel for few are considered.
+const MAX_TILED_TOKENS: usize = 1024;
+
+/// Steps along the sum from which on it pays to share tiles in a cluster. In the kernel for many tokens, on an H200, that takes 1 to 4 %
+/// less time with 2,048 elements and more, and up to 5 % more with 576.
+pub(super) const MIN_CLUSTER_STEPS: usize = 32;
 
 /// Rows of tiles in a band: 16 tiles of 128 tokens beside some 8 of 256 features are what a device runs at once.
 const BAND: u32 = 16;
@@ -55,7 +63,7 @@ const NARROW_BAND: u32 = 4;
 const MAX_NARROW_TILES: usize = 8;
 
 /// Shared memory that a cube may take so that two run on a multiprocessor. Each takes 1,024 bytes more than it asks for.
-const SHARED_FOR_TWO: usize = 113 * 1024;
+pub(super) const SHARED_FOR_TWO: usize = 113 * 1024;
 
 /// What is done to a product before it is written.
 #[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
@@ -121,25 +129,29 @@ pub struct LinearProblem {
 pub enum LinearPlan {
     /// One unit for each row of the weights and some tokens; runs everywhere.
     Portable,
-    /// Weights streamed once past up to 256 tokens.
+    /// Weights streamed past tiles of up to 256 tokens, once where there is one tile.
     Skinny {
-        /// Tokens, padded to a multiple of 8.
+        /// Tokens of a tile, padded to a multiple of 8.
         tokens: usize,
         /// Rows of the weights that a cube multiplies, 64 or 128; a gate takes 128.
         features: usize,
         /// Stages of the ring.
         stages: usize,
-        /// Parts of each sum: cubes of a cluster, 1, 2, 4 or 8.
+        /// Parts of each sum, 1, 2, 4 or 8, by as many cubes of a cluster.
         parts: u32,
+        /// Cubes of a cluster that have neighbouring rows of the weights and share the tokens, 1, 2 or 4.
+        shares: u32,
     },
     /// Tiles of 128 tokens.
     Large {
-        /// Features of a tile, 128 or 256.
+        /// Features of a tile, 128 or 256, no more than there are.
         columns: usize,
         /// Stages of the ring.
         stages: usize,
         /// Rows of tiles in a band.
         band: u32,
+        /// Cubes of a cluster, 1 or 2, which share the weights of a tile.
+        cubes: u32,
     },
 }
 
@@ -149,13 +161,21 @@ impl LinearPlan {
         if !Self::is_fast(facts, problem) {
             return Self::Portable;
         }
-        let multiprocessors = facts.num_multiprocessors.unwrap_or(1) as usize;
         let wide_tiles = problem.weight_rows.div_ceil(MAX_LARGE_COLUMNS);
+        let is_narrow = problem.weight_rows < MAX_LARGE_COLUMNS / 2;
         match problem.num_tokens {
+            ..=MAX_STREAMED_TOKENS => Self::skinny(facts, problem, Cut::streamed(facts, problem)),
+            // Fewer rows than a tile of the kernel for many has.
+            _ if is_narrow => Self::skinny(facts, problem, Cut::streamed(facts, problem)),
             // A full tile of tokens over the weights of an output layer: tiles end so often that rounds do not show, and the
             // tokens are read half as often as beside narrower tiles. 264 us against 279 for 128 tokens and 128,256 rows.
-            MIN_LARGE_TOKENS.. if wide_tiles >= 3 * multiprocessors => Self::large(facts, problem),
-            ..=MAX_SKINNY_TOKENS => Self::skinny(facts, problem),
+            MIN_LARGE_TOKENS..=LARGE_TOKENS if wide_tiles >= 3 * multiprocessors(facts) => {
+                Self::large(facts, problem)
+            }
+            ..=MAX_TILED_TOKENS => match Cut::tiled(facts, problem) {
+                Some(cut) => Self::skinny(facts, problem, cut),
+                None => Self::large(facts, problem),
+            },
             _ => Self::large(facts, problem),
         }
     }
@@ -169,95 +189,96 @@ impl LinearPlan {
         facts.hopper && half && problem.aligned && problem.in_features > 0
     }
 
-    fn skinny(facts: &DeviceFacts, problem: &LinearProblem) -> Self {
-        // Few steps, so that few kernels are compiled.
-        let steps = [8, 16, 32, 64, 96, 128, 192, MAX_SKINNY_TOKENS];
-        let fits = |&tokens: &usize| tokens >= problem.num_tokens;
-        let tokens = steps.into_iter().find(fits).unwrap_or(MAX_SKINNY_TOKENS);
-        let Split { features, parts } = Split::new(facts, problem);
+    fn skinny(facts: &DeviceFacts, problem: &LinearProblem, cut: Cut) -> Self {
+        let Cut {
+            tokens,
+            features,
+            parts,
+            shares,
+        } = cut;
         let stage_bytes = skinny_stage_bytes(features, tokens);
-        // Where there are more cubes than multiprocessors, two on each: one starts or ends while the other streams.
-        let multiprocessors = facts.num_multiprocessors.unwrap_or(1) as usize;
-        let alone = problem.weight_rows.div_ceil(features) * parts as usize <= multiprocessors;
-        let shared = match !alone && 3 * stage_bytes <= SHARED_FOR_TWO {
+        // Two cubes on each multiprocessor where there are more of them: one starts or ends while the other streams. And where clusters
+        // would not find room all at once.
+        let cubes = cut.cubes(problem);
+        let alone = cubes <= multiprocessors(facts) && has_room(facts, cubes, parts);
+        let shared = match !alone && cut.fits_twice() {
             true => SHARED_FOR_TWO,
             false => facts.max_shared_memory_bytes,
         };
-        // More than there are steps would never be filled.
-        let steps = problem.in_features.div_ceil(STEP).div_ceil(parts as usize);
         // Stages are small with few tokens. Of 4,096 columns, one token: 12 against 8 stages 14.2 against 14.5 us where a cube has the
         // whole sum (6,144 rows), 9.7 and 9.8 where a cluster shares it (4,096 rows); with 32 tokens 9 against 12 10.0 against 10.2.
-        let most = if tokens <= 32 && parts > 1 {
+        let most = if tokens <= FEW_TOKENS && parts > 1 {
             MAX_SHARED_STAGES
         } else {
             MAX_STAGES
         };
-        let stages = (shared / (stage_bytes + 16)).min(most).min(steps.max(2));
+        // More than there are steps would never be filled.
+        let most = most.min(cut.steps(problem).max(2));
         Self::Skinny {
             tokens,
             features,
-            stages,
-            parts,
+            stages: (shared / (stage_bytes + 16)).min(most),
+            parts: parts as u32,
+            shares: shares as u32,
         }
     }
 
     fn large(facts: &DeviceFacts, problem: &LinearProblem) -> Self {
-        let multiprocessors = facts.num_multiprocessors.unwrap_or(1) as usize;
-        // Rounds of tiles, times what one takes: narrow ones read more for each product.
-        let cost = |columns: usize| {
-            let rows = problem.num_tokens.div_ceil(LARGE_TOKENS);
-            let tiles = rows * problem.weight_rows.div_ceil(columns);
-            let rounds = tiles.div_ceil(multiprocessors);
-            rounds * if columns == 256 { 100 } else { 56 }
-        };
-        let (columns, stages) = match cost(256) <= cost(128) {
-            true => (256, 4),
-            false => (128, 6),
-        };
-        let band = match problem.weight_rows.div_ceil(columns) {
+        let columns = large_columns(facts, problem);
+        let stages = if columns == MAX_LARGE_COLUMNS { 4 } else { 6 };
+        let tile_columns = problem.weight_rows.div_ceil(columns);
+        let band = match tile_columns {
             ..=MAX_NARROW_TILES => NARROW_BAND,
             _ => BAND,
+        };
+        // Two tiles of tokens take the features that each brings for both: a third less comes out of the L2 cache. Where their number is
+        // odd, that costs an empty tile.
+        let rows = problem.num_tokens.div_ceil(LARGE_TOKENS);
+        let rounds = |cubes: usize| {
+            let clusters = (multiprocessors(facts) / cubes).max(1);
+            (rows.div_ceil(cubes) * tile_columns).div_ceil(clusters)
+        };
+        let is_long = problem.in_features.div_ceil(STEP) >= MIN_CLUSTER_STEPS;
+        let cubes = match is_long && rounds(2) <= rounds(1) {
+            true => 2,
+            false => 1,
         };
         Self::Large {
             columns,
             stages,
             band,
+            cubes,
         }
     }
 }
 
-/// How the work for few tokens is cut.
-struct Split {
-    /// Rows of the weights that a cube multiplies.
-    features: usize,
-    /// Cubes that share the rows of a tile.
-    parts: u32,
+pub(super) fn multiprocessors(facts: &DeviceFacts) -> usize {
+    facts.num_multiprocessors.unwrap_or(1) as usize
 }
 
-impl Split {
-    /// Into as few pieces as give most multiprocessors one: parts must be put together.
-    fn new(facts: &DeviceFacts, problem: &LinearProblem) -> Self {
-        let wanted = facts.num_multiprocessors.unwrap_or(1) as usize * 7 / 10;
-        // Half tiles read the tokens twice as often; a gate and what it lets through are one tile.
-        let narrow = problem.num_tokens <= MAX_NARROW_TOKENS && problem.epilogue == Epilogue::None;
-        let tiles = |features: usize| problem.weight_rows.div_ceil(features);
-        let features = match narrow && tiles(128) < wanted {
-            true => 64,
-            false => 128,
-        };
-        let steps = problem.in_features.div_ceil(STEP);
-        let mut parts = 1;
-        while parts < MAX_PARTS
-            && tiles(features) * parts < wanted
-            && steps / (2 * parts) >= MIN_STEPS
-        {
-            parts *= 2;
-        }
-        Self {
-            features,
-            parts: parts as u32,
-        }
+/// Rounds of tiles of so many features in the kernel for many tokens.
+pub(super) fn large_rounds(facts: &DeviceFacts, problem: &LinearProblem, columns: usize) -> usize {
+    let rows = problem.num_tokens.div_ceil(LARGE_TOKENS);
+    (rows * problem.weight_rows.div_ceil(columns)).div_ceil(multiprocessors(facts))
+}
+
+/// Features of its tiles.
+pub(super) fn large_columns(facts: &DeviceFacts, problem: &LinearProblem) -> usize {
+    let half = MAX_LARGE_COLUMNS / 2;
+    // Rounds of tiles, times what one takes: narrow ones read more for each product.
+    let wide = 100 * large_rounds(facts, problem, MAX_LARGE_COLUMNS);
+    let is_wide = problem.weight_rows >= MAX_LARGE_COLUMNS;
+    match is_wide && wide <= 56 * large_rounds(facts, problem, half) {
+        true => MAX_LARGE_COLUMNS,
+        false => half,
     }
+}
+
+/// Whether clusters of `cluster` cubes, `cubes` in all, run at once if each cube has a multiprocessor for itself. Pairs always do; of
+/// larger clusters some do not fit into the groups that multiprocessors come in: of 32 clusters of four on the 132 of an H200 one had
+/// to wait for the others (64 tokens, 2,048 rows of as many elements: 8.1 us, and 5.6 with two cubes on each).
+pub(super) fn has_room(facts: &DeviceFacts, cubes: usize, cluster: usize) -> bool {
+    cluster <= 2 || cubes <= multiprocessors(facts) * 3 / 4
 }
 
 #[cfg(test)]
@@ -292,8 +313,10 @@ mod tests {
                             features,
                             stages,
                             parts,
+                            shares,
                         } => {
-                            assert!(tokens >= num_tokens && tokens.is_multiple_of(8));
+                            assert!(tokens.is_multiple_of(8 * shares as usize));
+                            assert!(tokens >= num_tokens || num_tokens > 64);
                             assert!(parts as usize <= in_features.div_ceil(STEP));
                             (skinny_data_bytes(features, tokens, stages), stages)
                         }
@@ -312,35 +335,17 @@ mod tests {
     }
 
     #[test]
-    fn narrow_weights_are_shared_by_the_cubes_of_a_cluster() {
-        let cut = |num_tokens, weight_rows, in_features| {
-            let Split { features, parts } =
-                Split::new(&gpu(), &problem(num_tokens, weight_rows, in_features));
-            (features, parts)
-        };
-        assert_eq!(cut(1, 4096, 4096), (64, 2));
-        assert_eq!(cut(1, 6144, 4096), (64, 1));
-        assert_eq!(cut(1, 28_672, 4096), (128, 1));
-        assert_eq!(cut(1, 576, 576), (64, 1));
-        assert_eq!(cut(1, 4096, 64), (64, 1));
-        assert_eq!(cut(128, 4096, 4096), (64, 2));
-        assert_eq!(cut(200, 4096, 4096), (128, 4));
-        let gated = LinearProblem {
-            epilogue: Epilogue::SiluAndMul,
-            ..problem(1, 4096, 4096)
-        };
-        assert_eq!(Split::new(&gpu(), &gated).features, 128);
-    }
-
-    #[test]
     fn many_rows_of_weights_are_large_as_soon_as_tokens_fill_a_tile() {
         let is_large = |num_tokens, weight_rows| {
             let plan = LinearPlan::new(&gpu(), &problem(num_tokens, weight_rows, 4096));
             matches!(plan, LinearPlan::Large { .. })
         };
-        assert!(is_large(128, 128_256) && is_large(200, 128_256));
-        assert!(!is_large(96, 128_256) && !is_large(128, 28_672));
-        assert!(is_large(257, 4096));
+        assert!(is_large(128, 128_256) && is_large(256, 128_256));
+        assert!(!is_large(96, 128_256) && !is_large(192, 128_256));
+        assert!(!is_large(128, 28_672) && is_large(512, 28_672));
+        assert!(is_large(2000, 4096) && is_large(4000, 128));
+        // There is no tile for so few rows.
+        assert!(!is_large(4000, 120));
     }
 
     #[test]

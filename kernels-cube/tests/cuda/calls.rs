@@ -196,24 +196,36 @@ impl Calls {
 
     fn linear(&mut self) {
         for (tokens, out, inner) in [(7, 96, 33), (7, 96, 576)] {
-            self.product([tokens, out, inner], false, Epilogue::None);
+            self.product([tokens, out, inner], false, Epilogue::None, false);
         }
         if !self.on_matrix_units() {
             return;
         }
         // Every number of tokens that is compiled for, alone and in clusters.
         for tokens in [1, 16, 32, 64, 96, 128, 192, 256] {
-            self.product([tokens, 4096, 4096], false, Epilogue::None);
+            self.product([tokens, 4096, 4096], false, Epilogue::None, false);
+        }
+        // Tokens that cubes share, alone and beside parts, and several tiles of tokens.
+        for [tokens, out, inner] in [
+            [128, 6144, 4096],
+            [64, 2048, 2048],
+            [384, 6144, 4096],
+            [512, 2048, 2048],
+            [512, 576, 576],
+        ] {
+            self.product([tokens, out, inner], false, Epilogue::None, false);
         }
         for epilogue in [Epilogue::None, Epilogue::SiluAndMul] {
-            for tokens in [8, 256] {
-                self.product([tokens, 28_672, 4096], true, epilogue);
+            for (tokens, many) in [(8, false), (192, false), (256, true)] {
+                self.product([tokens, 28_672, 4096], true, epilogue, many);
             }
             // Wide tiles, and narrow ones.
-            for tokens in [8192, 300] {
-                self.product([tokens, 4096, 4096], false, epilogue);
-                self.product([tokens, 4096, 4096], true, epilogue);
+            for tokens in [8192, 512] {
+                self.product([tokens, 4096, 4096], false, epilogue, true);
+                self.product([tokens, 4096, 4096], true, epilogue, true);
             }
+            // Without clusters.
+            self.product([4096, 3072, 576], false, epilogue, true);
         }
     }
 
@@ -222,13 +234,19 @@ impl Calls {
         cfg!(feature = "hopper") && self.dtype.size() == 2
     }
 
-    /// A product of `[tokens, inner]` with `[out, inner]`.
-    fn product(&mut self, [tokens, out, inner]: [usize; 3], bias: bool, epilogue: Epilogue) {
+    /// A product of `[tokens, inner]` with `[out, inner]`, for the kernel for many tokens or the one for few.
+    fn product(
+        &mut self,
+        [tokens, out, inner]: [usize; 3],
+        bias: bool,
+        epilogue: Epilogue,
+        many: bool,
+    ) {
         let dtype = self.dtype;
         let promise = match self.on_matrix_units() && inner.is_multiple_of(8) {
             false => Promise::new(&["linear_kernel"], 80),
-            true if tokens <= 256 => Promise::new(&["skinny_linear_kernel"], 224).on_tensor_cores(),
-            true => Promise::new(&["large_linear_kernel"], 168).on_tensor_cores(),
+            true if many => Promise::new(&["large_linear_kernel"], 168).on_tensor_cores(),
+            true => Promise::new(&["skinny_linear_kernel"], 224).on_tensor_cores(),
         };
         let name = match (bias, epilogue) {
             (false, Epilogue::None) => "linear".to_owned(),

@@ -163,33 +163,57 @@ fn hopper_plans(launcher: &Launcher, case: &Case) -> Vec<LinearPlan> {
     let planned = LinearPlan::new(launcher.facts(), &case.problem());
     let steps = case.inner.div_ceil(64);
     let mut plans = vec![planned];
-    if case.tokens <= 256 {
-        let tokens = case.tokens.next_multiple_of(8);
-        for (features, stages, parts) in [
-            (128, 2, 1),
-            (64, 3, 2),
-            (128, 4, 4),
-            (64, 12, 1),
-            (128, 3, 8),
-        ] {
+    let mut skinny = |tile: usize, cuts: &[(usize, usize, u32, u32)]| {
+        let tokens = case.tokens.next_multiple_of(8).min(tile);
+        for &(features, stages, parts, shares) in cuts {
             let narrow = features == 64 && case.epilogue != Epilogue::None;
             let stages = stages.min(232_000 / (128 * (features + tokens)));
-            if parts as usize <= steps && !narrow {
+            let shared = tokens.is_multiple_of(8 * shares as usize);
+            if parts as usize <= steps && !narrow && shared {
                 plans.push(LinearPlan::Skinny {
                     tokens,
                     features,
                     stages,
                     parts,
+                    shares,
                 });
             }
         }
+    };
+    skinny(
+        256,
+        &[
+            (128, 2, 1, 1),
+            (64, 3, 2, 1),
+            (128, 4, 4, 1),
+            (64, 12, 1, 1),
+            (128, 3, 8, 1),
+            (128, 3, 1, 2),
+            (64, 4, 2, 2),
+            (128, 2, 2, 4),
+            (64, 9, 1, 4),
+        ],
+    );
+    // Tiles of which the last begins where another one has not ended.
+    if case.tokens > 32 {
+        skinny(32, &[(128, 3, 1, 1), (64, 4, 2, 2), (128, 3, 1, 4)]);
     }
-    for (columns, stages, band) in [(256, 4, 16), (256, 2, 1), (128, 6, 3)] {
-        plans.push(LinearPlan::Large {
-            columns,
-            stages,
-            band,
-        });
+    for (columns, stages, band, cubes) in [
+        (256, 4, 16, 1),
+        (256, 2, 1, 1),
+        (128, 6, 3, 1),
+        (256, 4, 16, 2),
+        (256, 2, 2, 2),
+        (128, 6, 4, 2),
+    ] {
+        if columns <= case.rows {
+            plans.push(LinearPlan::Large {
+                columns,
+                stages,
+                band,
+                cubes,
+            });
+        }
     }
     plans
 }
@@ -281,6 +305,7 @@ fn a_split_product_has_the_same_bits_every_time() {
             features: 128,
             stages: 4,
             parts: 8,
+            shares: 1,
         };
         let none = Epilogue::None;
         linear_with(
