@@ -7,8 +7,8 @@ use std::time::Instant;
 use burn::tensor::{DType, Int, Tensor};
 use burn_paged::{
     CacheGeometry, CaptureError, CapturedStep, ImplementedBy, PagedKvCache, PendingIds,
-    SamplingOptions, StepWords, capture, greedy, implemented_by, sample, sample_by_words,
-    samples_on_device, supports_capture,
+    SamplingOptions, StepWords, capture, greedy, implemented_by, queue_together, sample,
+    sample_by_words, samples_on_device, supports_capture,
 };
 use burn_paged_model::{CausalLm, ModelInput, ModelSpec};
 
@@ -229,11 +229,24 @@ impl Runner {
     ) -> Result<(PendingIds, Tensor<1, Int>), CaptureError> {
         assert!(self.holds_words_of(shape), "the words are not of {shape:?}");
         let blocks = shape.next_blocks(self.cache.geometry());
-        let replays = self.replays.as_mut().expect("there are shapes");
         let layout = shape.layout();
-        replays.words.write_from(layout.positions, words);
-        let pending = (replays.words).feed_back(layout.token_ids, ids, Some(blocks));
-        Ok((pending, self.launch(shape)?))
+        let Replays {
+            graphs, words: all, ..
+        } = self.replays.as_mut().expect("there are shapes");
+        let write = |all: &mut StepWords| {
+            all.write_from(layout.positions, words);
+            all.feed_back(layout.token_ids, ids, Some(blocks))
+        };
+        let Some(graph) = graphs.get(&shape) else {
+            let pending = write(all);
+            return Ok((pending, self.launch(shape)?));
+        };
+        let pending = queue_together(&self.model.spec().device, || {
+            let pending = write(all);
+            // SAFETY: as in `launch`: whichever thread this is, ours waits for it, and our stream orders what is queued.
+            unsafe { graph.replay() }.map(|()| pending)
+        })?;
+        Ok((pending, graph.output().clone()))
     }
 
     /// Runs the step of a shape over what is in the words.

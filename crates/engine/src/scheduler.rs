@@ -89,7 +89,7 @@ impl Scheduler {
     }
 
     /// Four seats, 16 blocks of four tokens, and steps of up to `max_num_batched_tokens`.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "flex"))]
     pub(crate) fn small(max_num_batched_tokens: usize) -> Self {
         let limits = EngineLimits {
             block_size: 4,

@@ -43,7 +43,7 @@ mod types;
 
 #[cfg(feature = "persistence")]
 pub use burn_paged_kernels::keep_compiled_kernels;
-pub use capture::{CaptureError, CapturedStep, capture, supports_capture};
+pub use capture::{CaptureError, CapturedStep, capture, queue_together, supports_capture};
 pub use functions::*;
 pub use ops::{ImplementedBy, InferenceOps, implemented_by};
 pub use types::*;

@@ -35,6 +35,34 @@ pub fn implemented_by(device: &Device) -> ImplementedBy {
     }
 }
 
+/// Runs `work` on the thread that gives launches to `device`, so that nothing in it waits for that thread; in place on devices without
+/// one. With fusion in place, too: fusion's own thread waits for that of the device.
+///
+/// # Panics
+/// If `work` does.
+#[cfg_attr(
+    any(not(feature = "cube"), feature = "fusion"),
+    allow(
+        unused_variables,
+        reason = "only CubeCL's own devices have such a thread"
+    )
+)]
+pub(crate) fn on_device_thread<R: Send>(device: &Device, work: impl FnOnce() -> R + Send) -> R {
+    match device.as_dispatch() {
+        #[cfg(all(feature = "cube", not(feature = "fusion")))]
+        DispatchDevice::Cube(device) => {
+            let mut result = None;
+            let run = || result = Some(work());
+            if let Err(error) = device.client().exclusive(run) {
+                panic!("{error}");
+            }
+            result.expect("the thread has run it")
+        }
+        #[allow(unreachable_patterns)] // As in `implemented_by`.
+        _ => work(),
+    }
+}
+
 pub(crate) fn has_implementation(device: &Device) -> bool {
     implemented_by(device) == ImplementedBy::Backend
 }

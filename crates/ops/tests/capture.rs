@@ -2,7 +2,7 @@
 //! process allocates meanwhile.
 
 use burn::tensor::{Device, Int, Tensor};
-use burn_paged::{CaptureError, StepWords, capture, supports_capture};
+use burn_paged::{CaptureError, StepWords, capture, queue_together, supports_capture};
 
 /// Devices of this build, and whether they must record.
 fn devices() -> Vec<(&'static str, Device, bool)> {
@@ -48,11 +48,17 @@ fn a_device_records_or_says_why_not() {
                     assert_eq!(ints(graph.output()), [3 * value; 128], "{name}");
                 }
                 // Launched ahead: each replay reads what the one before it gave, and nobody waits in between.
-                let pending = [(); 4].map(|()| {
-                    let pending = words.feed_back(0, graph.output().clone(), None);
-                    // SAFETY: as above.
-                    unsafe { graph.replay() }.unwrap();
-                    pending
+                let pending = [false, true, false, true].map(|is_together| {
+                    let mut queue = || {
+                        let pending = words.feed_back(0, graph.output().clone(), None);
+                        // SAFETY: as above; this thread waits for whichever runs it.
+                        unsafe { graph.replay() }.unwrap();
+                        pending
+                    };
+                    match is_together {
+                        true => queue_together(&device, queue),
+                        false => queue(),
+                    }
                 });
                 for (pending, value) in pending.into_iter().zip([15, 45, 135, 405]) {
                     assert_eq!(pending.wait().unwrap(), [value; 128], "{name}");

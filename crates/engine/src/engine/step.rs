@@ -273,10 +273,11 @@ impl Engine {
         self.last_step.preempted.clone_from(&batch.preempted);
         for scheduled in &batch.sequences {
             let running = &running[scheduled.index];
-            match running.is_decode() {
-                true => self.counters.decode_tokens += 1,
-                false => self.counters.prefill_tokens += scheduled.num_tokens as u64,
+            if running.is_decode() {
+                self.counters.decode_tokens += 1;
+                continue;
             }
+            self.counters.prefill_tokens += scheduled.num_tokens as u64;
             if let Some(generation) = self.generations.get_mut(&scheduled.id) {
                 generation.set_cached_tokens(running.sequence.num_cached_tokens.unwrap_or(0));
             }

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use burn_paged::{
     AttentionMetadata, AttentionMetadataBuilder, AttentionOptions, CacheGeometry, ImplementedBy,
     LayerKv, NextBlocks, ReplayedStep, SAMPLING_WORDS, SamplingOptions, SequenceStep, StepWords,
-    gather_kv, implemented_by, paged_attention_with_lse, sample, sample_by_words,
+    gather_kv, implemented_by, paged_attention_with_lse, queue_together, sample, sample_by_words,
     samples_on_device,
 };
 
@@ -139,6 +139,29 @@ fn ids_are_fed_back_and_come_to_the_host() {
         // Nobody has to wait.
         drop(words.feed_back(0, on_device(), None));
         assert_eq!(ints(words.view(0, [2])), [70_000, 0], "{name}");
+    }
+}
+
+#[test]
+fn what_is_queued_together_keeps_its_place_among_the_rest() {
+    for (name, device) in devices() {
+        let mut words = StepWords::new(128, &device);
+        words.write(vec![1; 4]);
+        let before = words.view(0, [4]).add_scalar(1);
+        let within = queue_together(&device, || {
+            words.write(vec![5; 3]);
+            words.view(0, [4]).mul_scalar(2)
+        });
+        words.write(vec![7; 4]);
+        assert_eq!(ints(before), [2; 4], "{name}");
+        assert_eq!(ints(within), [10, 10, 10, 2], "{name}");
+        assert_eq!(ints(words.view(0, [4])), [7; 4], "{name}");
+        // A panic is the caller's, with its words, and the device goes on.
+        refused(
+            || queue_together(&device, || words.write_from(2, vec![0])),
+            &["from word 2 on"],
+        );
+        assert_eq!(ints(words.view(0, [4])), [7; 4], "{name}");
     }
 }
 
