@@ -161,22 +161,23 @@ impl LinearPlan {
         if !Self::is_fast(facts, problem) {
             return Self::Portable;
         }
+        let num_tokens = problem.num_tokens;
+        // The second: fewer rows than a tile of the kernel for many has.
+        if num_tokens <= MAX_STREAMED_TOKENS || problem.weight_rows < MAX_LARGE_COLUMNS / 2 {
+            return Self::skinny(facts, problem, Cut::streamed(facts, problem));
+        }
+        // A full tile of tokens over the weights of an output layer: tiles end so often that rounds do not show, and the tokens
+        // are read half as often as beside narrower tiles. 264 us against 279 for 128 tokens and 128,256 rows.
         let wide_tiles = problem.weight_rows.div_ceil(MAX_LARGE_COLUMNS);
-        let is_narrow = problem.weight_rows < MAX_LARGE_COLUMNS / 2;
-        match problem.num_tokens {
-            ..=MAX_STREAMED_TOKENS => Self::skinny(facts, problem, Cut::streamed(facts, problem)),
-            // Fewer rows than a tile of the kernel for many has.
-            _ if is_narrow => Self::skinny(facts, problem, Cut::streamed(facts, problem)),
-            // A full tile of tokens over the weights of an output layer: tiles end so often that rounds do not show, and the
-            // tokens are read half as often as beside narrower tiles. 264 us against 279 for 128 tokens and 128,256 rows.
-            MIN_LARGE_TOKENS..=LARGE_TOKENS if wide_tiles >= 3 * multiprocessors(facts) => {
-                Self::large(facts, problem)
-            }
-            ..=MAX_TILED_TOKENS => match Cut::tiled(facts, problem) {
-                Some(cut) => Self::skinny(facts, problem, cut),
-                None => Self::large(facts, problem),
-            },
-            _ => Self::large(facts, problem),
+        let fills_tiles = (MIN_LARGE_TOKENS..=LARGE_TOKENS).contains(&num_tokens)
+            && wide_tiles >= 3 * multiprocessors(facts);
+        let cut = match !fills_tiles && num_tokens <= MAX_TILED_TOKENS {
+            true => Cut::tiled(facts, problem),
+            false => None,
+        };
+        match cut {
+            Some(cut) => Self::skinny(facts, problem, cut),
+            None => Self::large(facts, problem),
         }
     }
 
