@@ -15,7 +15,7 @@ import statistics
 import torch
 import torch.nn.functional as F
 
-ROWS = (1, 8, 32, 64, 128, 2048, 8192)
+ROWS = (1, 8, 32, 64, 128, 256, 512, 2048, 8192)
 MANY_ROWS = 512
 L2_BYTES = 60 * 2**20
 HERE = os.path.dirname(os.path.abspath(__file__))

@@ -216,7 +216,7 @@ impl Shapes {
             cache: file.cache,
             models: file.llama.models,
             layer_rows: vec![1, 32, 256, 2048, 8192, 16384],
-            linear_rows: vec![1, 8, 32, 64, 128, 2048, 8192],
+            linear_rows: vec![1, 8, 32, 64, 128, 256, 512, 2048, 8192],
             square: 8192,
             model_prefill: file
                 .llama

@@ -84,10 +84,13 @@ pub fn capture<T>(
 /// Runs `work`, which queues something for `device`, so that it waits for the device's thread once, not with each read and replay in
 /// it: on CUDA that thread sleeps while a step runs, and takes tens of microseconds to wake.
 ///
-/// Until `work` is done, nobody else queues anything there: it should not wait for results.
+/// On Flex, and with fusion, it runs where it is called, and nothing is saved. Calls may be nested.
+///
+/// Until `work` is done, nobody else queues anything there: it must not wait for a thread that does, nor for a lock that such a thread
+/// holds, and should not wait for results.
 ///
 /// # Panics
-/// If `work` does.
+/// If `work` does, or the device's thread is gone.
 pub fn queue_together<R: Send>(device: &Device, work: impl FnOnce() -> R + Send) -> R {
     on_device_thread(device, work)
 }
@@ -173,7 +176,7 @@ impl<T> CapturedStep<T> {
     /// # Safety
     /// The recording holds addresses. Until the device is done with the replay, every tensor that the step read or wrote
     /// must be alive where it was: weights, caches, words. Replays, writes to those tensors and reads of the output must
-    /// come from the thread that captured, which is what orders them.
+    /// come from the thread that captured, or from work that it gives to [`queue_together`]: its stream is what orders them.
     pub unsafe fn replay(&self) -> Result<(), CaptureError> {
         let Some(graph) = &self.graph else {
             unreachable!("only a drop takes the recording");

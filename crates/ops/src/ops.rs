@@ -1,5 +1,8 @@
 //! The backend extension: what a backend implements, and the bridge from the public functions to it.
 
+#[cfg(all(feature = "cube", not(feature = "fusion")))]
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use burn::backend::{
     Backend, Dispatch, DispatchDevice, backend_extension,
     tensor::{FloatTensor, IntTensor},
@@ -39,7 +42,7 @@ pub fn implemented_by(device: &Device) -> ImplementedBy {
 /// one. With fusion in place, too: fusion's own thread waits for that of the device.
 ///
 /// # Panics
-/// If `work` does.
+/// If `work` does, or the thread is gone.
 #[cfg_attr(
     any(not(feature = "cube"), feature = "fusion"),
     allow(
@@ -52,11 +55,13 @@ pub(crate) fn on_device_thread<R: Send>(device: &Device, work: impl FnOnce() -> 
         #[cfg(all(feature = "cube", not(feature = "fusion")))]
         DispatchDevice::Cube(device) => {
             let mut result = None;
-            let run = || result = Some(work());
+            let run = || result = Some(catch_unwind(AssertUnwindSafe(work)));
             if let Err(error) = device.client().exclusive(run) {
                 panic!("{error}");
             }
-            result.expect("the thread has run it")
+            // A panic is the caller's, as it was.
+            let result = result.expect("the thread has run it");
+            result.unwrap_or_else(|panic| resume_unwind(panic))
         }
         #[allow(unreachable_patterns)] // As in `implemented_by`.
         _ => work(),

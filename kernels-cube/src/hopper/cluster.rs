@@ -17,8 +17,8 @@ pub(crate) fn sync() {
     gpu_asm!("barrier.cluster.wait.acquire.aligned;");
 }
 
-/// Waits for every unit of the cluster, and for none of its writes: what barriers of [`mbarrier`](super::mbarrier) need, after
-/// their own fence, and what a cube needs before it leaves.
+/// Waits for every unit of the cluster, and for none of its writes: enough for new barriers of [`mbarrier`](super::mbarrier), after
+/// their own fence.
 #[cube]
 pub(crate) fn meet() {
     gpu_asm!("barrier.cluster.arrive.relaxed.aligned;");

@@ -1,6 +1,7 @@
 //! How a product is cut for the kernel for few tokens: a pure function of the device and the sizes.
 //!
-//! Up to 64 tokens, memory is what a product takes: its weights are streamed once, by as many cubes as memory needs. Beyond, a
+//! Up to 64 tokens, memory is what a product takes: its weights are streamed once, by as many cubes as memory needs; so are those of
+//! fewer rows than a tile of the kernel for many has, whatever the tokens. Beyond, a
 //! multiprocessor takes longer to bring the tiles out of the L2 cache, or to multiply them, than memory to give the weights: the time of
 //! each cut is estimated, and the shortest one taken.
 
@@ -59,7 +60,8 @@ impl Cut {
     pub(super) fn streamed(facts: &DeviceFacts, problem: &LinearProblem) -> Self {
         let tokens = one_tile(problem);
         let wanted = multiprocessors(facts) * 7 / 10;
-        let tiles = |features: usize| problem.weight_rows.div_ceil(features);
+        let token_tiles = problem.num_tokens.div_ceil(tokens);
+        let tiles = |features: usize| problem.weight_rows.div_ceil(features) * token_tiles;
         // Half tiles read the tokens twice as often, and still beat larger clusters: measured at 1, 32 and 64 tokens.
         let features = match is_gated(problem) || tiles(128) >= wanted {
             true => 128,
@@ -131,7 +133,7 @@ impl Cut {
     }
 
     /// Whether a multiprocessor has room for two rings, of three stages at least.
-    pub(super) fn fits_twice(self) -> bool {
+    pub(super) fn two_fit(self) -> bool {
         3 * skinny_stage_bytes(self.features, self.tokens) <= SHARED_FOR_TWO
     }
 
@@ -277,6 +279,8 @@ mod tests {
         // Two cubes with parts of the same sums, and two with the next rows.
         assert_eq!(streamed(64, 2048, 2048), [64, 2, 2]);
         assert_eq!(streamed(64, 6144, 4096), [64, 1, 4]);
+        // Tiles of tokens enough for all multiprocessors.
+        assert_eq!(streamed(16_384, 120, 4096), [64, 1, 1]);
         let gated = LinearProblem {
             epilogue: Epilogue::SiluAndMul,
             ..problem(1, 4096, 4096)

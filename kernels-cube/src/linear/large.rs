@@ -213,8 +213,19 @@ pub(super) fn large_linear_kernel<F: Float>(
                 }
                 at += next_tile;
             }
+            if comptime!(cubes > 1) {
+                // A cube may leave only when all that the other one sends has come: when every stage has been given back by both.
+                #[unroll]
+                for _nth in 0..stages {
+                    mbarrier::wait(empty + 8 * stage, parity);
+                    stage += 1;
+                    if stage == stages {
+                        stage = 0u32.runtime();
+                        parity ^= 1;
+                    }
+                }
+            }
         }
-        sync_plane();
     } else {
         warpgroup::take_registers(CONSUMER_REGISTERS);
         let group = warpgroup::of(unit) - 1;
@@ -303,11 +314,6 @@ pub(super) fn large_linear_kernel<F: Float>(
             // Shared memory must outlive the copies out of it.
             tma::wait_read(0u32);
         }
-        sync_plane();
-    }
-    if comptime!(cubes > 1) {
-        // And copies of the other cube into it, and its arrivals.
-        cluster::meet();
     }
 }
 

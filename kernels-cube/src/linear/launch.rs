@@ -103,7 +103,8 @@ fn multiply(
     };
     let planned = LinearPlan::new(launcher.facts(), &problem);
     let plan = plan.unwrap_or(planned);
-    if plan != LinearPlan::Portable && planned == LinearPlan::Portable {
+    let is_taken = plan == LinearPlan::Portable || planned != LinearPlan::Portable;
+    if !is_taken || !plan.is_legal(&problem) {
         return check.unsupported(format!("{plan:?} for {problem:?}"));
     }
     let operands = Operands {
@@ -204,11 +205,10 @@ mod hopper {
 
     use super::super::large::{self, LargeSpec, large_linear_kernel};
     use super::super::plan::{
-        LARGE_OUT_COLUMNS, LARGE_TOKENS, MAX_CLUSTER, MAX_SKINNY_TOKENS, large_data_bytes,
-        skinny_data_bytes,
+        LARGE_OUT_COLUMNS, LARGE_TOKENS, large_data_bytes, skinny_data_bytes,
     };
     use super::super::skinny::{SkinnySpec, skinny_linear_kernel};
-    use super::{Epilogue, LinearProblem, Operands};
+    use super::{LinearProblem, Operands};
     use crate::check::Check;
     use crate::error::KernelError;
     use crate::hopper::{HalfType, tma, wgmma};
@@ -255,21 +255,7 @@ mod hopper {
         [tokens, features, stages, parts, shares]: [usize; 5],
     ) -> Result<(), KernelError> {
         let steps = problem.in_features.div_ceil(tma::TILE_COLUMNS);
-        let token_tiles = problem.num_tokens.div_ceil(tokens.max(1));
-        let legal = (8..=MAX_SKINNY_TOKENS).contains(&tokens)
-            && tokens.is_multiple_of(8)
-            && parts <= steps
-            && (features == 128 || features == 64 && problem.epilogue == Epilogue::None)
-            && [1, 2, 4, 8].contains(&parts)
-            && [1, 2, 4].contains(&shares)
-            && parts * shares <= MAX_CLUSTER
-            && tokens.is_multiple_of(8 * shares);
-        if !legal {
-            return check.unsupported(format!(
-                "{} tokens as {tokens} in {shares} shares, {features} features at a time, {steps} steps in {parts} parts",
-                problem.num_tokens
-            ));
-        }
+        let token_tiles = problem.num_tokens.div_ceil(tokens);
         fits(
             check,
             launcher,
@@ -285,7 +271,8 @@ mod hopper {
             1 => 0,
             _ => operands.out.strides()[0] / 4,
         };
-        // Offsets in the kernel are 32-bit.
+        // Columns of a tile, and offsets in the kernel, are 32-bit.
+        count(check, "in_features", problem.in_features)?;
         count(
             check,
             "out",
@@ -335,16 +322,6 @@ mod hopper {
         operands: &Operands<'_>,
         [columns, stages, band, cubes]: [usize; 4],
     ) -> Result<(), KernelError> {
-        let legal = [128, 256].contains(&columns)
-            && columns <= problem.weight_rows
-            && [1, 2].contains(&cubes)
-            && band >= cubes;
-        if !legal {
-            return check.unsupported(format!(
-                "tiles of {columns} features, of {}, in bands of {band} for clusters of {cubes}",
-                problem.weight_rows
-            ));
-        }
         fits(check, launcher, large_data_bytes(columns, stages), stages)?;
         let rows = problem.num_tokens.div_ceil(cubes * LARGE_TOKENS);
         let tile_columns = problem.weight_rows.div_ceil(columns);

@@ -181,6 +181,43 @@ impl LinearPlan {
         }
     }
 
+    /// Whether the plan's kernel takes `problem`, up to shared memory.
+    pub(super) fn is_legal(&self, problem: &LinearProblem) -> bool {
+        match *self {
+            Self::Portable => true,
+            Self::Skinny {
+                tokens,
+                features,
+                parts,
+                shares,
+                ..
+            } => {
+                let steps = problem.in_features.div_ceil(STEP);
+                let (parts, shares) = (parts as usize, shares as usize);
+                let is_tile =
+                    features == 128 || features == 64 && problem.epilogue == Epilogue::None;
+                is_tile
+                    && (8..=MAX_SKINNY_TOKENS).contains(&tokens)
+                    && [1, 2, 4, 8].contains(&parts)
+                    && parts <= steps
+                    && [1, 2, 4].contains(&shares)
+                    && tokens.is_multiple_of(8 * shares)
+                    && parts * shares <= MAX_CLUSTER
+            }
+            Self::Large {
+                columns,
+                band,
+                cubes,
+                ..
+            } => {
+                [128, 256].contains(&columns)
+                    && columns <= problem.weight_rows
+                    && [1, 2].contains(&cubes)
+                    && band >= cubes
+            }
+        }
+    }
+
     /// Whether the kernels for Hopper take `problem`.
     pub fn is_fast(facts: &DeviceFacts, problem: &LinearProblem) -> bool {
         let half = matches!(
@@ -202,7 +239,7 @@ impl LinearPlan {
         // would not find room all at once.
         let cubes = cut.cubes(problem);
         let alone = cubes <= multiprocessors(facts) && has_room(facts, cubes, parts);
-        let shared = match !alone && cut.fits_twice() {
+        let shared = match !alone && cut.two_fit() {
             true => SHARED_FOR_TWO,
             false => facts.max_shared_memory_bytes,
         };
@@ -233,7 +270,7 @@ impl LinearPlan {
             _ => BAND,
         };
         // Two tiles of tokens take the features that each brings for both: a third less comes out of the L2 cache. Where their number is
-        // odd, that costs an empty tile.
+        // odd, the last one is computed twice.
         let rows = problem.num_tokens.div_ceil(LARGE_TOKENS);
         let rounds = |cubes: usize| {
             let clusters = (multiprocessors(facts) / cubes).max(1);
@@ -302,25 +339,32 @@ mod tests {
     }
 
     #[test]
-    fn every_plan_fits_into_shared_memory() {
-        for num_tokens in [1, 8, 9, 32, 64, 65, 96, 128, 129, 200, 256, 257, 512, 8192] {
-            for weight_rows in [8, 576, 4096, 6144, 28_672, 128_256] {
-                for in_features in [8, 576, 4096, 14_336] {
-                    let problem = problem(num_tokens, weight_rows, in_features);
-                    let (data, stages) = match LinearPlan::new(&gpu(), &problem) {
+    fn every_plan_is_what_its_kernel_takes() {
+        let tokens = [
+            1, 8, 9, 32, 64, 65, 96, 128, 129, 200, 256, 257, 512, 1000, 8192,
+        ];
+        let rows = [8, 64, 120, 128, 576, 4096, 6144, 28_672, 128_256];
+        for (num_tokens, epilogue) in tokens
+            .into_iter()
+            .flat_map(|tokens| [(tokens, Epilogue::None), (tokens, Epilogue::SiluAndMul)])
+        {
+            let takes = |rows: &usize| epilogue == Epilogue::None || rows.is_multiple_of(128);
+            for weight_rows in rows.into_iter().filter(takes) {
+                for in_features in [8, 64, 576, 4096, 14_336] {
+                    let problem = LinearProblem {
+                        epilogue,
+                        ..problem(num_tokens, weight_rows, in_features)
+                    };
+                    let plan = LinearPlan::new(&gpu(), &problem);
+                    assert!(plan.is_legal(&problem), "{plan:?} for {problem:?}");
+                    let (data, stages) = match plan {
                         LinearPlan::Portable => panic!("{problem:?} is portable"),
                         LinearPlan::Skinny {
                             tokens,
                             features,
                             stages,
-                            parts,
-                            shares,
-                        } => {
-                            assert!(tokens.is_multiple_of(8 * shares as usize));
-                            assert!(tokens >= num_tokens || num_tokens > 64);
-                            assert!(parts as usize <= in_features.div_ceil(STEP));
-                            (skinny_data_bytes(features, tokens, stages), stages)
-                        }
+                            ..
+                        } => (skinny_data_bytes(features, tokens, stages), stages),
                         LinearPlan::Large {
                             columns, stages, ..
                         } => (large_data_bytes(columns, stages), stages),

@@ -1,13 +1,14 @@
-//! out[t, o] = Σ_i x[t, i] · weight[o, i], for few tokens: the weights are read once, as fast as memory gives them.
+//! out[t, o] = Σ_i x[t, i] · weight[o, i], for few tokens: the weights are read once for each tile of tokens, as fast as memory gives
+//! them.
 //!
 //! Owns      cube: 64 or 128 rows of the weights, up to 256 tokens, one part of the sum. cluster: cubes with parts of the same sums, which
 //!           they put together; and cubes with neighbouring rows, of which each asks for a share of the tokens for all of them.
 //!           warpgroup: 64 of the rows. A warp more asks the copy engine for tiles.
-//! Memory    shared: a ring of tiles, rows of weights and all tokens by 64; at the end, sums in f32 in their place.
+//! Memory    shared: a ring of tiles, rows of weights and tokens of the tile by 64; at the end, sums in f32 in their place.
 //! Numerics  f32; parts are added in their order, so results do not depend on which cube is first; one cast on write.
 //! Tails     the last tile ends where the tensor ends, and computes again what its neighbour has; a tile that is larger than the tensor
-//!           is filled as far as that goes. Only a last step along the sum reaches outside, where all is zero: the copy engine is
-//!           slow there.
+//!           is filled as far as that goes, in eights of tokens for each cube that asks for some. Beyond, as in a last step along the
+//!           sum, all is zero; the copy engine is slow there.
 //! Needs     a Hopper GPU; rows of 16 bytes or multiples; a step of 64 elements for each part.
 //! Source    operands swapped for few rows as in CUTLASS's and FlashInfer's small-batch products; split sums through the
 //!           shared memory of a cluster in place of scratch memory and counters, which a captured graph had to own.

@@ -164,12 +164,11 @@ fn hopper_plans(launcher: &Launcher, case: &Case) -> Vec<LinearPlan> {
     let steps = case.inner.div_ceil(64);
     let mut plans = vec![planned];
     let mut skinny = |tile: usize, cuts: &[(usize, usize, u32, u32)]| {
-        let tokens = case.tokens.next_multiple_of(8).min(tile);
         for &(features, stages, parts, shares) in cuts {
             let narrow = features == 64 && case.epilogue != Epilogue::None;
+            let tokens = case.tokens.next_multiple_of(8 * shares as usize).min(tile);
             let stages = stages.min(232_000 / (128 * (features + tokens)));
-            let shared = tokens.is_multiple_of(8 * shares as usize);
-            if parts as usize <= steps && !narrow && shared {
+            if parts as usize <= steps && !narrow {
                 plans.push(LinearPlan::Skinny {
                     tokens,
                     features,
@@ -247,7 +246,7 @@ fn on_hopper(cases: &[(usize, usize, usize)], dtype: Dtype, epilogue: Epilogue) 
 }
 
 /// Tokens, length of the sums, rows of the weights.
-const SIZES: [(usize, usize, usize); 9] = [
+const SIZES: [(usize, usize, usize); 13] = [
     (1, 8, 8),
     (1, 576, 136),
     (7, 72, 64),
@@ -257,6 +256,12 @@ const SIZES: [(usize, usize, usize); 9] = [
     (129, 64, 512),
     (256, 136, 128),
     (700, 200, 776),
+    // Tokens that cubes share, fewer than their tile has.
+    (70, 2048, 512),
+    (130, 2048, 520),
+    // Fewer rows than a tile, beside several tiles of tokens.
+    (300, 136, 72),
+    (600, 136, 8),
 ];
 
 const GATED_SIZES: [(usize, usize, usize); 5] = [
