@@ -17,6 +17,9 @@ const TURN: usize = 64;
 /// Tokens of the widest tile of the kernel for few.
 const MAX_TILE: usize = 256;
 
+/// Tiles of tokens beside which it is tried.
+const MAX_TILES: usize = 32;
+
 /// Sets of weights, at most.
 const MAX_SETS: usize = 16;
 
@@ -135,70 +138,54 @@ impl Product {
         if !all {
             return plans;
         }
-        if chosen != LinearPlan::Portable && self.rows <= 16 * MAX_TILE {
-            let planned = match chosen {
-                LinearPlan::Skinny { tokens, .. } => Some(tokens),
-                _ => None,
-            };
-            let tiles = [64, 128, MAX_TILE].map(|tokens| (self.rows > tokens).then_some(tokens));
-            let cuts = [
-                (64, 1, 1),
-                (64, 1, 4),
-                (64, 2, 1),
-                (64, 2, 2),
-                (64, 4, 1),
-                (128, 1, 1),
-                (128, 1, 2),
-                (128, 2, 1),
-                (128, 4, 1),
-            ];
-            for tokens in tiles.into_iter().chain([planned]).flatten() {
-                for (features, parts, shares) in cuts {
-                    for bytes in [113_000, 226_000] {
-                        plans.push(LinearPlan::Skinny {
-                            tokens,
-                            features,
-                            stages: (bytes / (128 * (features + tokens))).clamp(2, 12),
-                            parts,
-                            shares,
-                        });
-                    }
-                }
-            }
-            plans.retain(|plan| match plan {
-                LinearPlan::Skinny {
-                    tokens,
-                    features,
-                    shares,
-                    ..
-                } => {
-                    let gated = self.epilogue != Epilogue::None;
-                    tokens.is_multiple_of(8 * *shares as usize) && !(gated && *features == 64)
-                }
-                _ => true,
-            });
-        }
-        if self.rows > 64 && chosen != LinearPlan::Portable {
-            for (columns, stages) in [(256, 4), (128, 6)] {
-                for (band, cubes) in [
-                    (4, 1),
-                    (8, 1),
-                    (16, 1),
-                    (32, 1),
-                    (4, 2),
-                    (8, 2),
-                    (16, 2),
-                    (32, 2),
-                ] {
-                    plans.push(LinearPlan::Large {
-                        columns,
-                        stages,
-                        band,
-                        cubes,
+        let planned = match chosen {
+            LinearPlan::Portable => return plans,
+            LinearPlan::Skinny { tokens, .. } => Some(tokens),
+            LinearPlan::Large { .. } => None,
+        };
+        let smaller = [64, 128, MAX_TILE].map(|tokens| {
+            let tiles = self.rows.div_ceil(tokens);
+            (2..=MAX_TILES).contains(&tiles).then_some(tokens)
+        });
+        let cuts = [
+            (64, 1, 1),
+            (64, 1, 4),
+            (64, 2, 1),
+            (64, 2, 2),
+            (64, 4, 1),
+            (128, 1, 1),
+            (128, 1, 2),
+            (128, 2, 1),
+            (128, 4, 1),
+        ];
+        for tokens in smaller.into_iter().chain([planned]).flatten() {
+            for (features, parts, shares) in cuts {
+                for bytes in [113_000, 226_000] {
+                    plans.push(LinearPlan::Skinny {
+                        tokens,
+                        features,
+                        stages: (bytes / (128 * (features + tokens))).clamp(2, 12),
+                        parts,
+                        shares,
                     });
                 }
             }
         }
+        if self.rows > 64 {
+            for (columns, stages) in [(256, 4), (128, 6)] {
+                for band in [4, 8, 16, 32] {
+                    for cubes in [1, 2] {
+                        plans.push(LinearPlan::Large {
+                            columns,
+                            stages,
+                            band,
+                            cubes,
+                        });
+                    }
+                }
+            }
+        }
+        plans.retain(|plan| plan.is_legal(&self.problem(dtype)));
         let mut seen = Vec::new();
         plans.retain(|plan| {
             let new = !seen.contains(plan);

@@ -53,6 +53,11 @@ impl DeviceFacts {
         self.num_multiprocessors.is_some() && !self.is_cpu()
     }
 
+    /// Multiprocessors, one where they are not counted.
+    pub(crate) fn multiprocessors(&self) -> usize {
+        self.num_multiprocessors.unwrap_or(1) as usize
+    }
+
     /// Reads the facts of the device behind `client`.
     pub fn of(client: &Client) -> Self {
         let properties = client.properties();

@@ -11,13 +11,11 @@
 //! Needs     a Hopper GPU; rows of 16 bytes or multiples.
 //! Source    the warp-specialised persistent form of CUTLASS 3 for Hopper.
 
-#![allow(clippy::identity_op, reason = "values of variables, see `hopper`")]
-
 use cubecl::prelude::*;
 
 use super::gate::gated;
 use super::plan::{Epilogue, LARGE_OUT_COLUMNS, LARGE_TOKENS, large_data_bytes, large_stage_bytes};
-use super::skinny::start_of;
+use super::tile::{give_back, start_of};
 use crate::hopper::{HalfType, cluster, mbarrier, shared, tma, warpgroup, wgmma};
 
 /// Warpgroups that multiply.
@@ -169,8 +167,7 @@ pub(super) fn large_linear_kernel<F: Float>(
             let mut at = first_tile;
             while at < num_tiles {
                 let tile = tile_at(at, num_rows, num_columns, comptime!(spec.band / cubes));
-                // As a value, not as the address of a variable.
-                let row = first_token(&tile, rank, num_tokens, cubes) + 0;
+                let row = first_token(&tile, rank, num_tokens, cubes);
                 let share = rank * comptime!(spec.columns as u32 / cubes);
                 let feature = first_feature(&tile, weight_rows, spec) + share;
                 for step in 0..num_steps {
@@ -257,7 +254,7 @@ pub(super) fn large_linear_kernel<F: Float>(
                 // The stage before this one has been used when its products are done.
                 wgmma::wait(1u32);
                 if step > 0 {
-                    release(empty + 8 * used, unit, cubes);
+                    give_back(empty + 8 * used, unit, 0u32.runtime(), 1u32, cubes);
                 }
                 used = stage;
                 stage += 1;
@@ -267,7 +264,7 @@ pub(super) fn large_linear_kernel<F: Float>(
                 }
             }
             wgmma::wait(0u32);
-            release(empty + 8 * used, unit, cubes);
+            give_back(empty + 8 * used, unit, 0u32.runtime(), 1u32, cubes);
 
             // Only now, so that nothing of it takes registers beside the sums.
             let tile = tile_at(at, num_rows, num_columns, comptime!(spec.band / cubes));
@@ -329,19 +326,6 @@ fn first_token(tile: &Tile, rank: u32, num_tokens: u32, #[comptime] cubes: u32) 
 fn first_feature(tile: &Tile, weight_rows: u32, #[comptime] spec: LargeSpec) -> u32 {
     let columns = comptime!(spec.columns as u32).runtime();
     start_of(tile.column, columns, weight_rows)
-}
-
-/// Says that a warpgroup, one unit for each cube of the cluster, has used a stage, to all that copy into it.
-#[cube]
-fn release(empty: u32, unit: u32, #[comptime] cubes: u32) {
-    let cube = unit % warpgroup::UNITS;
-    if comptime!(cubes > 1) {
-        if cube < cubes {
-            mbarrier::arrive_in(cluster::address_in(empty, cube));
-        }
-    } else if cube == 0 {
-        mbarrier::arrive(empty);
-    }
 }
 
 /// Registers `at` and `at + 1` of the sums, as a word of the output.

@@ -323,14 +323,15 @@ mod hopper {
         [columns, stages, band, cubes]: [usize; 4],
     ) -> Result<(), KernelError> {
         fits(check, launcher, large_data_bytes(columns, stages), stages)?;
+        // Columns of a tile are 32-bit.
+        count(check, "in_features", problem.in_features)?;
         let rows = problem.num_tokens.div_ceil(cubes * LARGE_TOKENS);
         let tile_columns = problem.weight_rows.div_ceil(columns);
         // As for few tokens.
         let filled_tokens = LARGE_TOKENS.min(problem.num_tokens.next_multiple_of(8));
         let tiles = count(check, "tiles", rows.saturating_mul(tile_columns))?;
-        let multiprocessors = launcher.facts().num_multiprocessors.unwrap_or(1);
-        let cubes = cubes as u32;
-        let clusters = tiles.min((multiprocessors / cubes).max(1));
+        let at_once = (launcher.facts().multiprocessors() / cubes).max(1) as u32;
+        let (cubes, clusters) = (cubes as u32, tiles.min(at_once));
         let spec = LargeSpec {
             columns,
             stages,

@@ -6,6 +6,7 @@
 //! - `portable.rs`: one unit for each row of the weights; every runtime
 //! - `skinny.rs`: weights streamed past tiles of up to 256 tokens; Hopper
 //! - `large.rs`: tiles of 128 tokens; Hopper
+//! - `tile.rs`: what these two do with tiles; Hopper
 //! - `gate.rs`: the epilogue of a gated product; Hopper
 //!
 //! The portable form streams the weights once per few tokens and uses no matrix unit: it is for devices without one.
@@ -32,6 +33,8 @@ mod plan;
 mod portable;
 #[cfg(feature = "hopper")]
 mod skinny;
+#[cfg(feature = "hopper")]
+mod tile;
 
 pub use launch::{linear, linear_with};
 pub use plan::{Epilogue, LinearPlan, LinearProblem};

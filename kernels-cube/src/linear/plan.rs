@@ -170,7 +170,7 @@ impl LinearPlan {
         // are read half as often as beside narrower tiles. 264 us against 279 for 128 tokens and 128,256 rows.
         let wide_tiles = problem.weight_rows.div_ceil(MAX_LARGE_COLUMNS);
         let fills_tiles = (MIN_LARGE_TOKENS..=LARGE_TOKENS).contains(&num_tokens)
-            && wide_tiles >= 3 * multiprocessors(facts);
+            && wide_tiles >= 3 * facts.multiprocessors();
         let cut = match !fills_tiles && num_tokens <= MAX_TILED_TOKENS {
             true => Cut::tiled(facts, problem),
             false => None,
@@ -182,7 +182,7 @@ impl LinearPlan {
     }
 
     /// Whether the plan's kernel takes `problem`, up to shared memory.
-    pub(super) fn is_legal(&self, problem: &LinearProblem) -> bool {
+    pub fn is_legal(&self, problem: &LinearProblem) -> bool {
         match *self {
             Self::Portable => true,
             Self::Skinny {
@@ -238,7 +238,7 @@ impl LinearPlan {
         // Two cubes on each multiprocessor where there are more of them: one starts or ends while the other streams. And where clusters
         // would not find room all at once.
         let cubes = cut.cubes(problem);
-        let alone = cubes <= multiprocessors(facts) && has_room(facts, cubes, parts);
+        let alone = cubes <= facts.multiprocessors() && has_room(facts, cubes, parts);
         let shared = match !alone && cut.two_fit() {
             true => SHARED_FOR_TWO,
             false => facts.max_shared_memory_bytes,
@@ -273,7 +273,7 @@ impl LinearPlan {
         // odd, the last one is computed twice.
         let rows = problem.num_tokens.div_ceil(LARGE_TOKENS);
         let rounds = |cubes: usize| {
-            let clusters = (multiprocessors(facts) / cubes).max(1);
+            let clusters = (facts.multiprocessors() / cubes).max(1);
             (rows.div_ceil(cubes) * tile_columns).div_ceil(clusters)
         };
         let is_long = problem.in_features.div_ceil(STEP) >= MIN_CLUSTER_STEPS;
@@ -290,14 +290,10 @@ impl LinearPlan {
     }
 }
 
-pub(super) fn multiprocessors(facts: &DeviceFacts) -> usize {
-    facts.num_multiprocessors.unwrap_or(1) as usize
-}
-
 /// Rounds of tiles of so many features in the kernel for many tokens.
 pub(super) fn large_rounds(facts: &DeviceFacts, problem: &LinearProblem, columns: usize) -> usize {
     let rows = problem.num_tokens.div_ceil(LARGE_TOKENS);
-    (rows * problem.weight_rows.div_ceil(columns)).div_ceil(multiprocessors(facts))
+    (rows * problem.weight_rows.div_ceil(columns)).div_ceil(facts.multiprocessors())
 }
 
 /// Features of its tiles.
@@ -316,7 +312,7 @@ pub(super) fn large_columns(facts: &DeviceFacts, problem: &LinearProblem) -> usi
 /// larger clusters some do not fit into the groups that multiprocessors come in: of 32 clusters of four on the 132 of an H200 one had
 /// to wait for the others (64 tokens, 2,048 rows of as many elements: 8.1 us, and 5.6 with two cubes on each).
 pub(super) fn has_room(facts: &DeviceFacts, cubes: usize, cluster: usize) -> bool {
-    cluster <= 2 || cubes <= multiprocessors(facts) * 3 / 4
+    cluster <= 2 || cubes <= facts.multiprocessors() * 3 / 4
 }
 
 #[cfg(test)]
@@ -357,6 +353,10 @@ mod tests {
                     };
                     let plan = LinearPlan::new(&gpu(), &problem);
                     assert!(plan.is_legal(&problem), "{plan:?} for {problem:?}");
+                    if let LinearPlan::Skinny { tokens, .. } = plan {
+                        let is_streamed = num_tokens <= MAX_STREAMED_TOKENS;
+                        assert!(tokens >= num_tokens || !is_streamed, "{plan:?}");
+                    }
                     let (data, stages) = match plan {
                         LinearPlan::Portable => panic!("{problem:?} is portable"),
                         LinearPlan::Skinny {
@@ -385,10 +385,10 @@ mod tests {
             let plan = LinearPlan::new(&gpu(), &problem(num_tokens, weight_rows, 4096));
             matches!(plan, LinearPlan::Large { .. })
         };
-        assert!(is_large(128, 128_256) && is_large(256, 128_256));
+        assert!(is_large(128, 128_256) && is_large(200, 128_256) && is_large(256, 128_256));
         assert!(!is_large(96, 128_256) && !is_large(192, 128_256));
         assert!(!is_large(128, 28_672) && is_large(512, 28_672));
-        assert!(is_large(2000, 4096) && is_large(4000, 128));
+        assert!(is_large(300, 4096) && is_large(2000, 4096) && is_large(4000, 128));
         // There is no tile for so few rows.
         assert!(!is_large(4000, 120));
     }

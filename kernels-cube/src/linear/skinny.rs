@@ -7,8 +7,9 @@
 //! Memory    shared: a ring of tiles, rows of weights and tokens of the tile by 64; at the end, sums in f32 in their place.
 //! Numerics  f32; parts are added in their order, so results do not depend on which cube is first; one cast on write.
 //! Tails     the last tile ends where the tensor ends, and computes again what its neighbour has; a tile that is larger than the tensor
-//!           is filled as far as that goes, in eights of tokens for each cube that asks for some. Beyond, as in a last step along the
-//!           sum, all is zero; the copy engine is slow there.
+//!           is filled as far as that goes, in eights of tokens for each cube that asks for some; the rest of it holds anything, and
+//!           what comes of that is not written. Only those eights, and a last step along the sum, reach outside, where all is zero
+//!           and the copy engine slow.
 //! Needs     a Hopper GPU; rows of 16 bytes or multiples; a step of 64 elements for each part.
 //! Source    operands swapped for few rows as in CUTLASS's and FlashInfer's small-batch products; split sums through the
 //!           shared memory of a cluster in place of scratch memory and counters, which a captured graph had to own.
@@ -19,6 +20,7 @@ use cubecl::prelude::*;
 
 use super::gate::gated_quad;
 use super::plan::{Epilogue, skinny_data_bytes, skinny_stage_bytes, skinny_sum_pitch};
+use super::tile::{give_back, start_of};
 use crate::hopper::{HalfType, cluster, mbarrier, shared, tma, warpgroup, wgmma};
 
 /// What is compiled into the kernel.
@@ -150,19 +152,6 @@ impl Tiles {
             if first + stage < last {
                 self.ask(comptime!(stage).runtime(), first + stage, spec);
             }
-        }
-    }
-
-    /// Says that a warpgroup has used a stage, one unit for each cube that asks for its tokens.
-    fn release(&self, empty: u32, unit: u32, #[comptime] spec: SkinnySpec) {
-        let share = unit % warpgroup::UNITS;
-        if comptime!(spec.shares > 1) {
-            if share < comptime!(spec.shares) {
-                let cube = share * comptime!(spec.parts) + self.place.part;
-                mbarrier::arrive_in(cluster::address_in(empty, cube));
-            }
-        } else if share == 0 {
-            mbarrier::arrive(empty);
         }
     }
 }
@@ -311,7 +300,7 @@ pub(super) fn skinny_linear_kernel<F: Float>(
             // The stage before this one has been used when its products are done.
             wgmma::wait(1u32);
             if step > first {
-                from.release(empty + 8 * used, unit, spec);
+                give_back(empty + 8 * used, unit, part, parts, shares);
             }
             used = stage;
             stage += 1;
@@ -379,19 +368,6 @@ pub(super) fn skinny_linear_kernel<F: Float>(
         // Nobody may leave while others read its sums.
         cluster::sync();
     }
-}
-
-/// Where tile `nth` of `size` begins: the last one ends with the last of `total`.
-#[cube]
-pub(super) fn start_of(nth: u32, size: u32, total: u32) -> u32 {
-    let mut start = nth * size;
-    if start + size > total {
-        start = 0u32.runtime();
-        if total > size {
-            start = total - size;
-        }
-    }
-    start
 }
 
 /// The four sums at `place`, over all parts of the rows of a share, in the order of the parts.

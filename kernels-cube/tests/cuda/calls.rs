@@ -220,7 +220,7 @@ impl Calls {
                 self.product([tokens, 28_672, 4096], true, epilogue, many);
             }
             // Wide tiles, and narrow ones.
-            for tokens in [8192, 512] {
+            for tokens in [8192, 300] {
                 self.product([tokens, 4096, 4096], false, epilogue, true);
                 self.product([tokens, 4096, 4096], true, epilogue, true);
             }

@@ -278,6 +278,7 @@ impl Engine {
                 continue;
             }
             self.counters.prefill_tokens += scheduled.num_tokens as u64;
+            // Found at the first admission, which is never a decode.
             if let Some(generation) = self.generations.get_mut(&scheduled.id) {
                 generation.set_cached_tokens(running.sequence.num_cached_tokens.unwrap_or(0));
             }

@@ -35,7 +35,7 @@ impl DecodeTile {
         };
         let narrow = Self::row_bytes(problem.head_dim, problem.kv_dtype.size()) < 128;
         let cubes = problem.num_tokens * problem.num_kv_heads;
-        let multiprocessors = facts.num_multiprocessors.unwrap_or(1) as usize;
+        let multiprocessors = facts.multiprocessors();
         let enough = multiprocessors * 7 / 8;
         let most = problem.expected_keys.div_ceil(tile.warps * tile.keys);
         let mut parts = 1;
@@ -83,7 +83,7 @@ impl DecodeTile {
     /// 64 of them (8 key heads of 128, 134 MB) and 16 us on 24 (3 of 64, 25 MB); of pages it gets a little less. 15 or 16 clusters of eight do not all run at once there:
     /// two clusters for each of those 8 heads took 47 us.
     pub(super) fn num_clusters(self, facts: &DeviceFacts, problem: &AttentionProblem) -> usize {
-        let multiprocessors = facts.num_multiprocessors.unwrap_or(1) as usize;
+        let multiprocessors = facts.multiprocessors();
         let cubes = problem.num_tokens * problem.num_kv_heads * self.parts;
         let most = (multiprocessors * 3 / 4)
             .checked_div(cubes)

@@ -40,7 +40,7 @@ impl HopperTile {
     pub(in crate::attention) fn new(facts: &DeviceFacts, problem: &AttentionProblem) -> Self {
         let [stays, leaves] = Self::all(problem.head_dim, problem.kv_dtype.size());
         let pieces = stays.expected(problem) * stays.num_parts(facts, problem);
-        match pieces <= facts.num_multiprocessors.unwrap_or(1) as usize {
+        match pieces <= facts.multiprocessors() {
             true => leaves,
             false => stays,
         }
@@ -134,7 +134,7 @@ impl HopperTile {
     /// Parts that the keys of a tile are best cut into. One, where there is a tile for each multiprocessor: cubes draw what is
     /// left. And one where parts promise little: the keys that are expected are those of the longest table.
     pub(super) fn num_parts(self, facts: &DeviceFacts, problem: &AttentionProblem) -> usize {
-        let multiprocessors = facts.num_multiprocessors.unwrap_or(1) as usize;
+        let multiprocessors = facts.multiprocessors();
         let tiles = self.expected(problem);
         if tiles == 0 || tiles >= multiprocessors {
             return 1;
