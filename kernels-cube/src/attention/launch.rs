@@ -543,7 +543,7 @@ fn launch(
                 };
                 let group = problem.num_heads / problem.num_kv_heads;
                 let heads = tile.heads(group);
-                let piece_keys = source.block_size().unwrap_or(tile.keys).min(tile.keys);
+                let piece_keys = tile.piece_keys(source.block_size());
                 let by_slots = HopperTile::by_slots(problem);
                 // Vectors of 16 bytes.
                 let in_parts = plan.num_splits > 1;
@@ -612,7 +612,7 @@ fn launch(
                     params,
                     bounds,
                     group,
-                    DealLaunch::new(pieces, plan.num_cubes, plan.num_splits),
+                    DealLaunch::new(pieces, plan.num_cubes / tile.cluster, plan.num_splits),
                     block_log2,
                     spec,
                     problem.dtype,

@@ -124,7 +124,7 @@ pub struct AttentionPlan {
     pub tile: Option<HopperTile>,
     /// How [`AttentionKernel::HopperDecode`] deals keys, if it is the one.
     pub decode: Option<DecodeTile>,
-    /// Tiles of rows that cubes of [`AttentionKernel::HopperPrefill`] share; 0 for others.
+    /// Tiles of rows that clusters of cubes of [`AttentionKernel::HopperPrefill`] share; 0 for others.
     pub num_tiles: usize,
     /// The grid, or `None` if the device cannot launch so many cubes.
     pub grid: Option<Grid>,
@@ -262,8 +262,7 @@ fn choose(
     let rows = problem.num_tokens * group / problem.num_seqs.max(1);
     // With fixed parts, the kernel too must not depend on the batch.
     let many_rows = rows >= MIN_PREFILL_ROWS && options.fixed_split.is_none();
-    // The same for cubes that stay and that leave.
-    let [tile, _] = HopperTile::all(problem.head_dim, problem.kv_dtype.size());
+    let tile = HopperTile::new(facts, problem);
     let heads = tile.heads(group);
     let busy_seqs = problem.num_seqs.min(problem.num_tokens).max(1);
     // Heads that do not share a tile leave it fewer rows.

@@ -2,6 +2,8 @@
 
 use cubecl::prelude::*;
 
+use super::{mbarrier, warpgroup};
+
 /// This cube's place in its cluster.
 #[cube]
 pub(crate) fn rank() -> u32 {
@@ -31,6 +33,36 @@ pub(crate) fn address_in(address: u32, rank: u32) -> u32 {
     let there: u32;
     gpu_asm!("mapa.shared::cluster.u32 {}, {}, {};", out(_) there, in(_) address, in(_) rank, options(pure, nomem));
     there + 0
+}
+
+/// Writes a word to an address of [`address_in`]; its four bytes count for the phase of the barrier at `barrier`, an address in the same
+/// cube.
+#[cube]
+pub(crate) fn send(address: u32, word: u32, barrier: u32) {
+    gpu_asm!(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [{}], {}, [{}];",
+        in(_) address, in(_) word, in(_) barrier
+    );
+}
+
+/// Says that a warpgroup has used a stage, whose barrier is `empty`, to each cube that copies into it: every `step`-th of the cluster from
+/// `first` on, `cubes` of them. A cube without others tells itself. For all units of the warpgroup.
+#[cube]
+pub(crate) fn give_back(
+    empty: u32,
+    unit: u32,
+    first: u32,
+    #[comptime] step: u32,
+    #[comptime] cubes: u32,
+) {
+    let nth = unit % warpgroup::UNITS;
+    if comptime!(cubes > 1) {
+        if nth < cubes {
+            mbarrier::arrive_in(address_in(empty, nth * step + first));
+        }
+    } else if nth == 0 {
+        mbarrier::arrive(empty);
+    }
 }
 
 /// Four words from an address of [`address_in`].

@@ -34,6 +34,19 @@ pub(crate) fn arrive_in(barrier: u32) {
     gpu_asm!("mbarrier.arrive.shared::cluster.b64 _, [{}];", in(_) barrier);
 }
 
+/// 1 if a phase of parity `parity` has ended, or 0: for who asks ahead of need, and waits then.
+#[cube]
+pub(crate) fn has_ended(barrier: u32, parity: u32) -> u32 {
+    // As values, not as addresses of variables.
+    let (barrier, parity) = (barrier + 0, parity & 1);
+    let ended: u32;
+    gpu_asm!(
+        "{{ .reg .pred done; mbarrier.test_wait.parity.shared::cta.b64 done, [{}], {}; selp.u32 {}, 1, 0, done; }}",
+        in(_) barrier, in(_) parity, out(_) ended
+    );
+    ended + 0
+}
+
 /// Waits until a phase of parity `parity` has ended.
 #[cube]
 pub(crate) fn wait(barrier: u32, parity: u32) {

@@ -224,7 +224,8 @@ pub(crate) fn load_for(
     );
 }
 
-/// Loads the tile of a [`heads_map`] whose first element is (`block`, `token`, `head`, `column`), as [`load`].
+/// Loads the tile of a [`heads_map`] whose first element is (`block`, `token`, `head`, `column`), as [`load`]; where a cluster has several
+/// `cubes`, to the same place in each, as [`load_for`].
 #[cube]
 pub(crate) fn load_heads(
     target: u32,
@@ -235,18 +236,22 @@ pub(crate) fn load_heads(
     block: i32,
     barrier: u32,
     #[comptime] reuse: Reuse,
+    #[comptime] cubes: u32,
 ) {
     let policy = comptime!(reuse.policy()).runtime();
+    let form = comptime!(multicast(cubes).form);
+    let declared = comptime!(multicast(cubes).declared);
+    let mask = comptime!(multicast(cubes).mask);
     // As values, not as addresses of variables.
     let token = token + 0;
     let block = block + 0;
     gpu_asm!(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [{}], [{}, {{{}, {}, {}, {}}}], [{}], {};",
+        "{{ {declared} cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{form}.L2::cache_hint [{}], [{}, {{{}, {}, {}, {}}}], [{}], {mask}{}; }}",
         in(_) target, in(_) map, in(_) column, in(_) head, in(_) token, in(_) block, in(_) barrier, in(_) policy
     );
 }
 
-/// Loads the tile of a [`slots_map`] whose first eight slots are the `eight`-th, as [`load`].
+/// Loads the tile of a [`slots_map`] whose first eight slots are the `eight`-th, as [`load_heads`].
 #[cube]
 pub(crate) fn load_slots(
     target: u32,
@@ -255,14 +260,40 @@ pub(crate) fn load_slots(
     head: u32,
     barrier: u32,
     #[comptime] reuse: Reuse,
+    #[comptime] cubes: u32,
 ) {
     let policy = comptime!(reuse.policy()).runtime();
+    let form = comptime!(multicast(cubes).form);
+    let declared = comptime!(multicast(cubes).declared);
+    let mask = comptime!(multicast(cubes).mask);
     // As a value, not as the address of a variable.
     let eight = eight + 0;
     gpu_asm!(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [{}], [{}, {{0, 0, 0, {}, {}}}], [{}], {};",
+        "{{ {declared} cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{form}.L2::cache_hint [{}], [{}, {{0, 0, 0, {}, {}}}], [{}], {mask}{}; }}",
         in(_) target, in(_) map, in(_) eight, in(_) head, in(_) barrier, in(_) policy
     );
+}
+
+/// What an instruction that loads for all cubes of a cluster has more than one for a single cube.
+#[derive(Default)]
+struct Multicast {
+    /// A word of its name.
+    form: &'static str,
+    /// A register with a bit for each cube.
+    declared: String,
+    /// That register as an operand.
+    mask: &'static str,
+}
+
+fn multicast(cubes: u32) -> Multicast {
+    match cubes {
+        1 => Multicast::default(),
+        _ => Multicast {
+            form: ".multicast::cluster",
+            declared: format!(".reg .b16 cubes; mov.b16 cubes, {};", (1u32 << cubes) - 1),
+            mask: "cubes, ",
+        },
+    }
 }
 
 /// Stores the tile at `source` with its first element at (`row`, `column`). [`commit`] closes a group of stores.

@@ -221,7 +221,7 @@ pub(crate) fn wait(#[comptime] pending: u32) {
     gpu_asm!("wgmma.wait_group.sync.aligned {pending};");
 }
 
-/// As [`wait`], but not before `value` is known, which must not be negative: if it were, it would be stored at `place`.
+/// As [`wait`], but not before `value` is known, which must not be infinitely small: if it were, it would be stored at `place`.
 ///
 /// Nothing else makes the assembler use the time that products take: it puts a wait as early as data allow, because what
 /// follows takes longest.
@@ -230,7 +230,7 @@ pub(crate) fn wait_after(value: f32, place: u32, #[comptime] pending: u32) {
     // As a value, not as the address of a variable.
     let value = value * 1.0;
     gpu_asm!(
-        "{{ .reg .pred never; .reg .f32 value; mov.f32 value, {}; setp.lt.f32 never, value, 0f00000000; @never st.shared.f32 [{}], value; }}",
+        "{{ .reg .pred never; .reg .f32 value; mov.f32 value, {}; setp.lt.f32 never, value, 0fFF7FFFFF; @never st.shared.f32 [{}], value; }}",
         in(_) value, in(_) place
     );
     wait(pending);

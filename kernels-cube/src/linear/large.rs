@@ -15,7 +15,7 @@ use cubecl::prelude::*;
 
 use super::gate::gated;
 use super::plan::{Epilogue, LARGE_OUT_COLUMNS, LARGE_TOKENS, large_data_bytes, large_stage_bytes};
-use super::tile::{give_back, start_of};
+use super::tile::start_of;
 use crate::hopper::{HalfType, cluster, mbarrier, shared, tma, warpgroup, wgmma};
 
 /// Warpgroups that multiply.
@@ -254,7 +254,7 @@ pub(super) fn large_linear_kernel<F: Float>(
                 // The stage before this one has been used when its products are done.
                 wgmma::wait(1u32);
                 if step > 0 {
-                    give_back(empty + 8 * used, unit, 0u32.runtime(), 1u32, cubes);
+                    cluster::give_back(empty + 8 * used, unit, 0u32.runtime(), 1u32, cubes);
                 }
                 used = stage;
                 stage += 1;
@@ -264,7 +264,7 @@ pub(super) fn large_linear_kernel<F: Float>(
                 }
             }
             wgmma::wait(0u32);
-            give_back(empty + 8 * used, unit, 0u32.runtime(), 1u32, cubes);
+            cluster::give_back(empty + 8 * used, unit, 0u32.runtime(), 1u32, cubes);
 
             // Only now, so that nothing of it takes registers beside the sums.
             let tile = tile_at(at, num_rows, num_columns, comptime!(spec.band / cubes));

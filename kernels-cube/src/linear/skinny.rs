@@ -20,7 +20,7 @@ use cubecl::prelude::*;
 
 use super::gate::gated_quad;
 use super::plan::{Epilogue, skinny_data_bytes, skinny_stage_bytes, skinny_sum_pitch};
-use super::tile::{give_back, start_of};
+use super::tile::start_of;
 use crate::hopper::{HalfType, cluster, mbarrier, shared, tma, warpgroup, wgmma};
 
 /// What is compiled into the kernel.
@@ -300,7 +300,7 @@ pub(super) fn skinny_linear_kernel<F: Float>(
             // The stage before this one has been used when its products are done.
             wgmma::wait(1u32);
             if step > first {
-                give_back(empty + 8 * used, unit, part, parts, shares);
+                cluster::give_back(empty + 8 * used, unit, part, parts, shares);
             }
             used = stage;
             stage += 1;

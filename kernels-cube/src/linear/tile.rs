@@ -1,10 +1,8 @@
-//! What both kernels for Hopper do with tiles: where they begin, and how they are given back.
+//! Where tiles begin, for both kernels for Hopper.
 
 #![allow(clippy::identity_op, reason = "values of variables, see `hopper`")]
 
 use cubecl::prelude::*;
-
-use crate::hopper::{cluster, mbarrier, warpgroup};
 
 /// Where tile `nth` of `size` begins: the last one ends with the last of `total`, if there are as many.
 #[cube]
@@ -17,26 +15,6 @@ pub(super) fn start_of(nth: u32, size: u32, total: u32) -> u32 {
         }
     }
     start + 0
-}
-
-/// Says that a warpgroup has used a stage, whose barrier is `empty`, to each cube that copies into it: every `step`-th of the cluster from
-/// `first` on, `cubes` of them. A cube without others tells itself. For all units of the warpgroup.
-#[cube]
-pub(super) fn give_back(
-    empty: u32,
-    unit: u32,
-    first: u32,
-    #[comptime] step: u32,
-    #[comptime] cubes: u32,
-) {
-    let nth = unit % warpgroup::UNITS;
-    if comptime!(cubes > 1) {
-        if nth < cubes {
-            mbarrier::arrive_in(cluster::address_in(empty, nth * step + first));
-        }
-    } else if nth == 0 {
-        mbarrier::arrive(empty);
-    }
 }
 
 #[cfg(test)]

@@ -421,7 +421,7 @@ impl Calls {
                 for head_dim in [64, 72, 96, 128, 256] {
                     let heads = Heads::new(32, 8, head_dim);
                     let promise = hopper_prefill(head_dim);
-                    self.packed("packed causal", heads, causal, promise);
+                    self.packed("packed causal", heads, causal, HOPPER_PREFILL);
                     self.paged("prefill", 512, heads, causal, promise);
                 }
                 for head_dim in [64, 128, 256] {
@@ -433,7 +433,9 @@ impl Calls {
                             promise.kernels = &["hopper_prefill_start_kernel", HOPPER_KERNEL];
                         }
                         let form = format!("packed tile {nth}");
-                        self.packed(&form, heads, causal, promise);
+                        let mut packed = HOPPER_PREFILL;
+                        packed.kernels = promise.kernels;
+                        self.packed(&form, heads, causal, packed);
                         let form = format!("prefill tile {nth}");
                         self.paged(&form, 512, heads, causal, promise);
                     }
@@ -600,7 +602,10 @@ impl Calls {
                     let heads = Heads::new(4, 1, head_dim);
                     for tile in HopperTile::all(head_dim, 1) {
                         self.choice = Some(AttentionChoice::Prefill(tile));
-                        let mut promise = plain;
+                        let mut promise = match tile.draws() && head_dim <= 64 {
+                            true => plain.with_local_memory(32, 88, NUMBERS_OF_ROWS),
+                            false => plain,
+                        };
                         promise.kernels = match tile.draws() {
                             true => &["hopper_prefill_start_kernel", HOPPER_KERNEL, "merge_kernel"],
                             false => &[HOPPER_KERNEL, "merge_kernel"],
@@ -735,10 +740,13 @@ const HOPPER_PREFILL: Promise =
     Promise::new(&[HOPPER_KERNEL], 168).with_tensor_cores_in(HOPPER_KERNEL);
 const HOPPER_KERNEL: &str = "hopper_prefill_kernel";
 
-/// The same for heads of `head_dim` elements.
+/// Why some forms for three warpgroups spill: what the loop over keys reads stays in registers.
+const NUMBERS_OF_ROWS: &str = "numbers of the tile of rows, none of which the loop over keys reads";
+
+/// The same over pages, for heads of `head_dim` elements.
 fn hopper_prefill(head_dim: usize) -> Promise {
     match head_dim {
-        ..=64 => HOPPER_PREFILL.with_local_memory(16, 48, "numbers of the tile of rows"),
+        ..=64 => HOPPER_PREFILL.with_local_memory(16, 52, NUMBERS_OF_ROWS),
         _ => HOPPER_PREFILL,
     }
 }

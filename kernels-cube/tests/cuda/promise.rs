@@ -72,6 +72,11 @@ impl Promise {
         if self.max_local_bytes == 0 {
             at_most("accesses of local memory", usage.local_accesses, 0);
         }
+        at_most(
+            "accesses of local memory between products that overlap",
+            usage.local_accesses_in_loop,
+            0,
+        );
         let multiplies = self
             .tensor_cores
             .is_some_and(|name| kernel.starts_with(name));
@@ -99,6 +104,13 @@ fn each_broken_promise_is_named() {
     };
     let broken = promise.broken("k", &more);
     assert_eq!(broken.len(), 4, "{broken:?}");
+    let granted = Promise::new(&["k"], 40).with_local_memory(8, 4, "outside of the loop");
+    let in_loop = Usage {
+        registers: 40,
+        local_accesses_in_loop: 1,
+        ..more
+    };
+    assert_eq!(granted.broken("k", &in_loop).len(), 1);
 }
 
 #[test]

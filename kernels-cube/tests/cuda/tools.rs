@@ -21,6 +21,8 @@ pub(crate) struct Usage {
     pub(crate) spill_bytes: u32,
     /// Instructions that touch local memory.
     pub(crate) local_accesses: u32,
+    /// Those of them between a wait for all products of four warps but the last, and the next products: in a loop that keeps some under way.
+    pub(crate) local_accesses_in_loop: u32,
     /// Tensor core instructions of one warp.
     pub(crate) hmma: u32,
     /// Tensor core instructions of four warps.
@@ -44,10 +46,26 @@ impl Usage {
             local_bytes: number("bytes stack frame")?,
             spill_bytes: number("bytes spill stores")? + number("bytes spill loads")?,
             local_accesses: count("LDL") + count("STL"),
+            local_accesses_in_loop: local_accesses_in_loop(assembly),
             hmma: count("HMMA"),
             hgmma: count("HGMMA"),
         })
     }
+}
+
+fn local_accesses_in_loop(assembly: &str) -> u32 {
+    let mut in_loop = false;
+    let mut count = 0;
+    for line in assembly.lines() {
+        if line.contains("DEPBAR.LE gsb0, 0x1") {
+            in_loop = true;
+        } else if line.contains("HGMMA") {
+            in_loop = false;
+        } else if in_loop && (line.contains("LDL") || line.contains("STL")) {
+            count += 1;
+        }
+    }
+    count
 }
 
 /// A folder with `bin`, `include` and `lib` of a CUDA toolkit.
@@ -258,9 +276,17 @@ ptxas info    : Used 24 registers, used 1 barriers, 16 bytes cumulative stack si
         local_bytes: 16,
         spill_bytes: 12,
         local_accesses: 2,
+        local_accesses_in_loop: 0,
         hmma: 1,
         hgmma: 1,
     };
     assert_eq!(Usage::parse(report, assembly), Ok(usage));
     assert!(Usage::parse("nothing", assembly).is_err());
+}
+
+#[test]
+fn local_memory_between_products_that_overlap_is_counted() {
+    let assembly = "LDL R0, [R1] ;\nHGMMA R24 ;\nWARPGROUP.DEPBAR.LE gsb0, 0x1 ;\nSTL [R1], R0 ;\n\
+                    WARPGROUP.DEPBAR.LE gsb0, 0x0 ;\nLDL R0, [R1] ;\nHGMMA R24 ;\nLDL R0, [R1] ;";
+    assert_eq!(local_accesses_in_loop(assembly), 2);
 }

@@ -157,6 +157,7 @@ impl<'a> Request<'a> {
                 block,
                 barrier,
                 tma::Reuse::Never,
+                1u32,
             );
         }
         if self.lane == 0 {

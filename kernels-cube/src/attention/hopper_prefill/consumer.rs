@@ -5,10 +5,10 @@ use cubecl::prelude::*;
 use super::e4m3::narrow_queries;
 use super::output::{write_lse, write_output};
 use super::scores::{
-    Kept, RowPair, Scales, Seen, clear_unseen, common_keys, hide_unseen, read_scores, set_weights,
+    Factors, RowPair, Scales, Seen, clear_unseen, common_keys, hide_unseen, read_scores,
 };
 use super::spec::HopperSpec;
-use super::work::{Call, Work, next_work, work_of};
+use super::work::{Call, Work, next_work, slots_from, work_of};
 use super::{Places, Ring, ring_from};
 use crate::attention::mask::KeyRange;
 use crate::hopper::{mbarrier, shared, tma, warpgroup, wgmma};
@@ -27,6 +27,7 @@ pub(super) fn multiply_tiles<'a>(
     places: &'a Places,
     missed: &'a Shared<[u32]>,
     tickets: &Shared<[u32]>,
+    nth_cluster: usize,
     unit: u32,
     out: &mut [Vector<u32, Const<4>>],
     lse: &mut [f32],
@@ -43,14 +44,16 @@ pub(super) fn multiply_tiles<'a>(
         query_parity: 0u32.runtime(),
         keys: ring_from(0u32),
         values: ring_from(0u32),
+        keys_came: 0u32.runtime(),
+        values_came: 0u32.runtime(),
     };
-    let mut slots = ring_from(0u32);
+    let mut slots = slots_from(0u32);
     let mut scores = Array::<f32>::new(comptime!(spec.scores().registers()));
 
-    let mut nth_work = CUBE_POS;
+    let mut nth_work = nth_cluster;
     while nth_work < call.deal.count {
         let work = work_of(nth_work, call, spec);
-        if work.is_some && work.tile.has((own.group * wgmma::ROWS) as i32) {
+        if work.is_some && work.tile.has(first_row(own.group, places, spec)) {
             let attended = own.attend(&work, &mut progress, &mut scores, spec);
             own.write(&work, &attended, out, lse, out_layout, spec);
         } else if work.num_tiles > 0 {
@@ -73,11 +76,8 @@ struct Consumer<'a> {
     /// Whether it arrives for its warpgroup.
     leads: bool,
     lane: u32,
-    /// The first row of its warp, and the upper one of its own two rows.
+    /// The first row of its warp.
     warp_row: i32,
-    row: i32,
-    /// The first of its columns.
-    column: i32,
     /// The queries of its warpgroup.
     queries: u32,
     /// The barriers at which its warpgroup and the next one wait for their turns.
@@ -96,7 +96,7 @@ fn consumer_of<'a>(
     let group = warpgroup::of(unit) - 1;
     let in_group = unit % warpgroup::UNITS;
     let lane = unit % 32;
-    let warp_row = (group * wgmma::ROWS + in_group / 32 * 16) as i32;
+    let warp_row = first_row(group, places, spec) + (in_group / 32 * 16) as i32;
     let own_turn = spec.first_turn() + group;
     let mut next_turn = own_turn + 1;
     if group == comptime!(spec.consumers() - 1) {
@@ -111,20 +111,69 @@ fn consumer_of<'a>(
         leads: in_group == 0,
         lane,
         warp_row,
-        row: warp_row + (lane / 4) as i32,
-        column: (lane % 4 * 2) as i32,
         queries: places.queries + group * GROUP_BYTES,
         own_turn,
         next_turn,
     }
 }
 
+/// The first row of a warpgroup, counted in those of all cubes of the cluster.
+#[cube]
+fn first_row(group: u32, places: &Places, #[comptime] spec: HopperSpec) -> i32 {
+    (places.rank * comptime!(spec.tile.rows() as u32) + group * wgmma::ROWS) as i32
+}
+
 /// Where a warpgroup is in the rings, and the parity of the phase in which its next queries come.
+///
+/// What the next products need is found while powers are taken, not when the turn has come.
 #[derive(CubeType)]
 struct Progress {
     query_parity: u32,
     keys: Ring,
     values: Ring,
+    /// Whether the tiles that come next have been seen to be there.
+    keys_came: u32,
+    values_came: u32,
+}
+
+#[cube]
+impl Progress {
+    /// Waits for the tile of keys.
+    fn wait_for_keys(&self, places: &Places) {
+        self.keys.wait_unless(self.keys_came, places.keys_full);
+    }
+
+    /// Waits for the tile of values.
+    fn wait_for_values(&self, places: &Places) {
+        self.values
+            .wait_unless(self.values_came, places.values_full);
+    }
+
+    /// The next tile of keys.
+    fn tile_keys(&self, places: &Places, #[comptime] spec: HopperSpec) -> u32 {
+        places.keys_at(self.keys.stage, spec)
+    }
+
+    /// The next tile of values.
+    fn tile_values(&self, places: &Places, #[comptime] spec: HopperSpec) -> u32 {
+        places.values_at(self.values.stage, spec)
+    }
+
+    /// Goes on to the next tile of keys.
+    fn next_keys(&mut self, places: &Places, #[comptime] spec: HopperSpec) {
+        self.keys.advance(comptime!(spec.tile.stages as u32));
+        if comptime!(spec.asks_ahead()) {
+            self.keys_came = self.keys.has_ended(places.keys_full);
+        }
+    }
+
+    /// Goes on to the next tile of values.
+    fn next_values(&mut self, places: &Places, #[comptime] spec: HopperSpec) {
+        self.values.advance(comptime!(spec.tile.stages as u32));
+        if comptime!(spec.asks_ahead()) {
+            self.values_came = self.values.has_ended(places.values_full);
+        }
+    }
 }
 
 /// What a unit knows of a tile of rows besides its output.
@@ -134,12 +183,31 @@ struct Attended {
     rows: RowPair,
     scales: Scales,
     v_scale: f32,
-    /// The first key of the tile whose weights are set.
+    /// The first key of the tile whose weights are set, and whether it has keys that no row sees.
     base: i32,
+    has_unseen: bool,
+}
+
+#[cube]
+impl Attended {
+    /// Whether the tile whose weights are set has keys that no row sees.
+    fn has_unseen(&self, work: &Work, #[comptime] spec: HopperSpec) -> bool {
+        if comptime!(spec.asks_ahead()) {
+            self.has_unseen
+        } else {
+            work.has_unseen(self.base, spec)
+        }
+    }
 }
 
 #[cube]
 impl<'a> Consumer<'a> {
+    /// The upper one of the two rows of the unit.
+    fn row(&self) -> i32 {
+        // Not kept in a register while keys are attended.
+        self.warp_row + (warpgroup::not_ahead(self.lane) / 4) as i32
+    }
+
     /// Waits for the turn of this warpgroup at the matrix units.
     fn take_turn(&self) {
         warpgroup::sync(self.own_turn, TURN_UNITS);
@@ -175,8 +243,8 @@ impl<'a> Consumer<'a> {
     fn begin(&self, work: &Work, #[comptime] spec: HopperSpec) -> Attended {
         let call = self.call;
         let seen = Seen {
-            low: work.tile.visible(self.row, call.batch, call.bounds),
-            high: work.tile.visible(self.row + 8, call.batch, call.bounds),
+            low: work.tile.visible(self.row(), call.batch, call.bounds),
+            high: work.tile.visible(self.row() + 8, call.batch, call.bounds),
             common: common_keys(&work.tile, self.warp_row, call.batch, call.bounds),
         };
         let rows = RowPair {
@@ -193,12 +261,14 @@ impl<'a> Consumer<'a> {
             let k_scale = call.k_scales[work.kv_head(call)];
             scales.multiply(k_scale, k_scale);
         }
+        let base = work.base(0i32.runtime(), spec);
         Attended {
             seen,
             rows,
             scales,
             v_scale: 1.0f32.runtime(),
-            base: work.base(0i32.runtime(), spec),
+            base,
+            has_unseen: work.has_unseen(base, spec),
         }
     }
 
@@ -217,25 +287,22 @@ impl<'a> Consumer<'a> {
             let narrowed = narrow_queries(self.queries, self.group, self.in_group, self.lane, spec);
             attended.scales.multiply(narrowed.low, narrowed.high);
         }
-        progress.keys.wait(places.keys_full);
+        progress.wait_for_keys(places);
         let lost = self.lost_blocks(&progress.keys, spec);
         wgmma::fence();
-        multiply_keys(
-            self.queries,
-            places.keys_at(progress.keys.stage, spec),
-            spec,
-        );
+        multiply_keys(self.queries, progress.tile_keys(places, spec), spec);
         wgmma::commit();
         wgmma::wait(0u32);
-        if self.leads {
-            progress.keys.arrive(places.keys_empty);
-            if work.num_tiles == 1 {
-                mbarrier::arrive(places.queries_empty);
-            }
+        progress
+            .keys
+            .give_back(places.keys_empty, self.in_group, spec);
+        if self.leads && work.num_tiles == 1 {
+            mbarrier::arrive(places.queries_empty);
         }
-        progress.keys.advance(comptime!(spec.tile.stages as u32));
-        let _nothing_yet = self.weigh(scores, attended, lost, spec);
-        set_weights(&*scores, spec);
+        progress.next_keys(places, spec);
+        let factors = self.see(scores, attended, lost, spec);
+        let _nothing_yet = attended.rows.begin(scores, &factors, spec);
+        attended.rows.finish(&*scores, &factors, spec);
     }
 
     /// Adds the values of a tile and sets the weights of its successor, tile `nth`.
@@ -249,48 +316,55 @@ impl<'a> Consumer<'a> {
         #[comptime] spec: HopperSpec,
     ) {
         let places = self.places;
-        let stages = comptime!(spec.tile.stages as u32);
-        let tile_values = places.values_at(progress.values.stage, spec);
-        let tile_keys = places.keys_at(progress.keys.stage, spec);
-        let values_full = progress.values.barrier(places.values_full);
-        if work.has_unseen(attended.base, spec) {
-            mbarrier::wait(values_full, progress.values.parity);
-            self.clear_values(tile_values, attended.base, &work.part, spec);
+        if attended.has_unseen(work, spec) {
+            progress.wait_for_values(places);
+            self.clear_values(
+                progress.tile_values(places, spec),
+                attended.base,
+                &work.part,
+                spec,
+            );
         }
         attended.base -= comptime!(spec.tile.keys as i32);
 
-        progress.keys.wait(places.keys_full);
+        progress.wait_for_keys(places);
         let lost = self.lost_blocks(&progress.keys, spec);
         self.take_turn();
         wgmma::fence();
-        multiply_keys(self.queries, tile_keys, spec);
+        multiply_keys(self.queries, progress.tile_keys(places, spec), spec);
         wgmma::commit();
-        mbarrier::wait(values_full, progress.values.parity);
+        progress.wait_for_values(places);
         wgmma::fence();
-        multiply_values(tile_values, spec);
+        multiply_values(progress.tile_values(places, spec), spec);
         wgmma::commit();
         self.give_turn();
 
         wgmma::wait(1u32);
-        if self.leads {
-            progress.keys.arrive(places.keys_empty);
-            if nth + 1 == work.num_tiles {
-                mbarrier::arrive(places.queries_empty);
-            }
+        progress
+            .keys
+            .give_back(places.keys_empty, self.in_group, spec);
+        if self.leads && nth + 1 == work.num_tiles {
+            mbarrier::arrive(places.queries_empty);
         }
-        let kept = self.weigh(scores, attended, lost, spec);
-
-        let sums = attended.rows.low_sum + attended.rows.high_sum;
-        wgmma::wait_after(sums, places.queries, 0u32);
-        if self.leads {
-            progress.values.arrive(places.values_empty);
+        let factors = self.see(scores, attended, lost, spec);
+        let kept = attended.rows.begin(scores, &factors, spec);
+        wgmma::wait_after(attended.rows.high_max, places.queries, 0u32);
+        progress
+            .values
+            .give_back(places.values_empty, self.in_group, spec);
+        if comptime!(spec.asks_ahead()) {
+            progress.next_keys(places, spec);
+            progress.next_values(places, spec);
+            attended.has_unseen = work.has_unseen(attended.base, spec);
         }
-        set_weights(&*scores, spec);
+        attended.rows.finish(&*scores, &factors, spec);
         if plane_any(kept.low != 1.0 || kept.high != 1.0) {
             wgmma::scale(kept.low, kept.high, spec.output());
         }
-        progress.keys.advance(stages);
-        progress.values.advance(stages);
+        if comptime!(!spec.asks_ahead()) {
+            progress.next_keys(places, spec);
+            progress.next_values(places, spec);
+        }
     }
 
     /// Adds the values of the last tile.
@@ -302,22 +376,26 @@ impl<'a> Consumer<'a> {
         #[comptime] spec: HopperSpec,
     ) {
         let places = self.places;
-        let tile_values = places.values_at(progress.values.stage, spec);
-        progress.values.wait(places.values_full);
-        if work.has_unseen(attended.base, spec) {
-            self.clear_values(tile_values, attended.base, &work.part, spec);
+        progress.wait_for_values(places);
+        if attended.has_unseen(work, spec) {
+            self.clear_values(
+                progress.tile_values(places, spec),
+                attended.base,
+                &work.part,
+                spec,
+            );
         }
         wgmma::fence();
-        multiply_values(tile_values, spec);
+        multiply_values(progress.tile_values(places, spec), spec);
         wgmma::commit();
         if comptime!(spec.mma.fp8) {
             attended.v_scale = self.call.v_scales[work.kv_head(self.call)];
         }
         wgmma::wait(0u32);
-        if self.leads {
-            progress.values.arrive(places.values_empty);
-        }
-        progress.values.advance(comptime!(spec.tile.stages as u32));
+        progress
+            .values
+            .give_back(places.values_empty, self.in_group, spec);
+        progress.next_values(places, spec);
     }
 
     /// The blocks that the tile of keys in the stage of `ring` misses. To be read before the product, so that every warp has
@@ -330,27 +408,18 @@ impl<'a> Consumer<'a> {
         }
     }
 
-    /// Turns the products with a tile of keys into weights.
-    fn weigh(
+    /// Turns the products with a tile of keys into scores, and says what powers are taken of.
+    fn see(
         &self,
         scores: &mut Array<f32>,
         attended: &mut Attended,
         lost: u32,
         #[comptime] spec: HopperSpec,
-    ) -> Kept {
+    ) -> Factors {
         let call = self.call;
         read_scores(scores, &attended.scales, call.params, spec);
-        hide_unseen(
-            scores,
-            attended.base,
-            self.column,
-            &attended.seen,
-            lost,
-            call.block_log2,
-            spec,
-        );
-        let factors = attended.scales.factors(call.params, spec);
-        attended.rows.weigh(scores, &factors, spec)
+        hide_unseen(scores, attended.base, self.lane, &attended.seen, lost, spec);
+        attended.scales.factors(call.params, spec)
     }
 
     /// Overwrites the values that no row sees of the tile at `base` with zeros.
@@ -379,7 +448,7 @@ impl<'a> Consumer<'a> {
         let high_sum = warpgroup::row_total(attended.rows.high_sum);
         write_output(
             out,
-            self.row,
+            self.row(),
             self.lane,
             low_sum,
             high_sum,
@@ -392,12 +461,12 @@ impl<'a> Consumer<'a> {
         if self.lane.is_multiple_of(4) {
             let low = attended.scales.of_low(params);
             let low_max = attended.rows.low_max;
-            write_lse(lse, self.row, low_max, low_sum, &low, work, batch, spec);
+            write_lse(lse, self.row(), low_max, low_sum, &low, work, batch, spec);
             let high = attended.scales.of_high(params);
             let high_max = attended.rows.high_max;
             write_lse(
                 lse,
-                self.row + 8,
+                self.row() + 8,
                 high_max,
                 high_sum,
                 &high,
@@ -410,28 +479,32 @@ impl<'a> Consumer<'a> {
 
     /// Passes a tile of which no row of this warpgroup is one of the sequence's: it only takes its turns and gives back what it
     /// does not need, each after it has come, so that arrivals count for the right phase.
+    ///
+    /// One unit gives back for all four warps, which here no product keeps together: they meet first. A warp that came later than the
+    /// second tile of a stage would take its phase for the one before, and wait for ever.
     fn pass(&self, work: &Work, progress: &mut Progress, #[comptime] spec: HopperSpec) {
         let places = self.places;
-        let stages = comptime!(spec.tile.stages as u32);
         mbarrier::wait(places.queries_full, progress.query_parity);
-        if self.leads {
-            mbarrier::arrive(places.queries_empty);
-        }
         for nth in 0..work.num_tiles {
-            progress.keys.wait(places.keys_full);
+            progress.wait_for_keys(places);
+            progress.wait_for_values(places);
             if nth > 0 {
                 self.take_turn();
                 self.give_turn();
+            } else {
+                warpgroup::sync(self.group + 1, warpgroup::UNITS);
+                if self.leads {
+                    mbarrier::arrive(places.queries_empty);
+                }
             }
-            if self.leads {
-                progress.keys.arrive(places.keys_empty);
-            }
-            progress.values.wait(places.values_full);
-            if self.leads {
-                progress.values.arrive(places.values_empty);
-            }
-            progress.keys.advance(stages);
-            progress.values.advance(stages);
+            progress
+                .keys
+                .give_back(places.keys_empty, self.in_group, spec);
+            progress
+                .values
+                .give_back(places.values_empty, self.in_group, spec);
+            progress.next_keys(places, spec);
+            progress.next_values(places, spec);
         }
     }
 }

@@ -66,6 +66,7 @@ pub(super) fn load_codes<F: Float>(
             piece.block,
             barrier,
             tma::Reuse::Often,
+            1u32,
         );
     }
     sync_plane();

@@ -50,7 +50,7 @@ use cubecl::prelude::*;
 
 use super::keys::{BatchShape, ScoreParams};
 use super::mask::MaskBounds;
-use crate::hopper::{mbarrier, shared, warpgroup, wgmma};
+use crate::hopper::{cluster, mbarrier, shared, warpgroup, wgmma};
 use crate::layout::HeadLayout;
 use crate::paged::BlockTableShape;
 use consumer::multiply_tiles;
@@ -72,7 +72,7 @@ pub(super) fn hopper_prefill_start_kernel(drawn: &mut [u32]) {
 /// Codes of eight bits are seen in pairs. `out` is seen in vectors of 16 bytes; parts lie one after the other, as rows of so many
 /// more tokens. `drawn` holds one number, 0 if cubes stay, and is for them alone. `group_size` query heads share a key head;
 /// `batch.group_size` of them share a tile.
-#[cube(launch_unchecked, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic", cluster_dim = CubeDim::new_1d(spec.cubes()))]
 pub(super) fn hopper_prefill_kernel<F: Float>(
     q: &TensorMap<F, Tiled>,
     k: &TensorMap<F, Tiled>,
@@ -99,7 +99,8 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
     wgmma::declare(spec.scores());
     wgmma::declare_rows(spec.weights());
     wgmma::declare(spec.output());
-    if CUBE_POS >= deal.cubes {
+    let nth_cluster = CUBE_POS / comptime!(spec.tile.cluster);
+    if nth_cluster >= deal.clusters {
         terminate!();
     }
     let memory = Shared::<[u32]>::new_aligned_slice(
@@ -110,12 +111,23 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
     // For each stage, and behind them for each stage of codes: a bit for each block of its tile that is none of the cache's.
     let mut missed = Shared::<[u32]>::new_slice(comptime!(spec.tile.stages + spec.tile.codes));
     let mut tickets = Shared::<[u32]>::new_slice(comptime!(DRAWN as usize));
-    let places = places_in(shared::address(&memory), shared::address(&barriers), spec);
+    let places = places_in(
+        shared::address(&memory),
+        shared::address(&barriers),
+        shared::address(&tickets),
+        spec,
+    );
     let unit = UNIT_POS;
     if unit == 0 {
         places.init_barriers(spec);
     }
-    sync_cube();
+    if comptime!(spec.cubes() > 1) {
+        sync_plane();
+        // All have barriers before one asks for the others.
+        cluster::meet();
+    } else {
+        sync_cube();
+    }
 
     let call = call_of(
         k_scales,
@@ -144,13 +156,14 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
                 &mut missed,
                 &mut tickets,
                 drawn,
+                nth_cluster,
                 lane,
                 spec,
             );
         } else if comptime!(spec.mma.fp8) {
             convert_tiles(&places, &mut missed, unit, lane, spec);
         } else if unit < 64 {
-            ask_for_values(v, &call, &places, &tickets, lane, spec);
+            ask_for_values(v, &call, &places, &tickets, nth_cluster, lane, spec);
         }
     } else {
         warpgroup::take_registers(spec.consumer_registers());
@@ -159,6 +172,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
             &places,
             &missed,
             &tickets,
+            nth_cluster,
             unit,
             out,
             lse,
@@ -182,6 +196,10 @@ struct Places {
     values_empty: u32,
     drawn_full: u32,
     drawn_empty: u32,
+    /// The numbers of drawn tiles.
+    tickets: u32,
+    /// This cube's place in its cluster.
+    rank: u32,
     /// The first tile of codes of keys; those of values follow.
     codes: u32,
     codes_full: u32,
@@ -190,8 +208,12 @@ struct Places {
 
 /// Tiles from `memory` on, barriers of eight bytes from `barriers` on, in the order in which they are named here.
 #[cube]
-fn places_in(memory: u32, barriers: u32, #[comptime] spec: HopperSpec) -> Places {
+fn places_in(memory: u32, barriers: u32, tickets: u32, #[comptime] spec: HopperSpec) -> Places {
     let stages = comptime!(spec.tile.stages as u32);
+    let mut rank = 0u32.runtime();
+    if comptime!(spec.cubes() > 1) {
+        rank = cluster::rank();
+    }
     Places {
         queries: memory,
         keys: memory + comptime!(spec.all_query_bytes()),
@@ -203,6 +225,8 @@ fn places_in(memory: u32, barriers: u32, #[comptime] spec: HopperSpec) -> Places
         values_empty: barriers + comptime!(16 + 24 * stages),
         drawn_full: barriers + comptime!(16 + 32 * stages),
         drawn_empty: barriers + comptime!(16 + 32 * stages + 8 * DRAWN),
+        tickets,
+        rank: rank + 0,
         codes: memory + comptime!(spec.all_query_bytes() + 2 * stages * spec.key_bytes()),
         codes_full: barriers + comptime!(16 + 32 * stages + 16 * DRAWN),
         codes_empty: barriers
@@ -219,9 +243,9 @@ impl Places {
         #[unroll]
         for stage in 0..comptime!(spec.tile.stages as u32) {
             mbarrier::init(self.keys_full + comptime!(8 * stage), spec.fillers());
-            mbarrier::init(self.keys_empty + comptime!(8 * stage), spec.consumers());
+            mbarrier::init(self.keys_empty + comptime!(8 * stage), spec.givers());
             mbarrier::init(self.values_full + comptime!(8 * stage), spec.fillers());
-            mbarrier::init(self.values_empty + comptime!(8 * stage), spec.consumers());
+            mbarrier::init(self.values_empty + comptime!(8 * stage), spec.givers());
         }
         #[unroll]
         for slot in 0..DRAWN {
@@ -280,9 +304,39 @@ impl Ring {
         mbarrier::wait(self.barrier(first), self.parity);
     }
 
+    /// 1 if the phase has ended, or 0.
+    fn has_ended(&self, first: u32) -> u32 {
+        mbarrier::has_ended(self.barrier(first), self.parity)
+    }
+
+    /// Waits, unless the phase was seen to have ended.
+    fn wait_unless(&self, ended: u32, first: u32) {
+        if ended == 0 {
+            self.wait(first);
+        }
+    }
+
     /// Arrives for the phase.
     fn arrive(&self, first: u32) {
         mbarrier::arrive(self.barrier(first));
+    }
+
+    /// Gives the stage back, for all of a warpgroup: to each cube that copies into it.
+    fn give_back(&self, first: u32, in_group: u32, #[comptime] spec: HopperSpec) {
+        let barrier = self.barrier(first);
+        cluster::give_back(barrier, in_group, 0u32.runtime(), 1u32, spec.cubes());
+    }
+
+    /// Waits until every one of `stages` stages has been given back, if other cubes of the cluster do so, too: what they send to this cube
+    /// must come before it leaves.
+    fn drain(&mut self, first: u32, #[comptime] stages: u32, #[comptime] spec: HopperSpec) {
+        if comptime!(spec.cubes() > 1) {
+            #[unroll]
+            for _nth in 0..stages {
+                self.wait(first);
+                self.advance(stages);
+            }
+        }
     }
 
     /// Goes on to the next stage.

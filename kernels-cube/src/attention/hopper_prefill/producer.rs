@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::e4m3::{HALF_WARP, load_codes, no_more_codes};
 use super::spec::HopperSpec;
-use super::work::{Call, Work, give_ticket, next_work, work_of};
+use super::work::{Call, DRAWER, Work, give_ticket, next_work, sent_ticket, slots_from, work_of};
 use super::{Places, ring_from};
 use crate::attention::keys::BatchShape;
 use crate::hopper::{mbarrier, tma};
@@ -20,6 +20,7 @@ pub(super) fn ask_for_keys<F: Float>(
     missed: &mut Shared<[u32]>,
     tickets: &mut Shared<[u32]>,
     drawn: &mut [Atomic<u32>],
+    nth_cluster: usize,
     lane: u32,
     #[comptime] spec: HopperSpec,
 ) {
@@ -31,8 +32,11 @@ pub(super) fn ask_for_keys<F: Float>(
     }
     let mut ring = ring_from(1u32);
     let mut query_parity = 1u32.runtime();
-    let mut slots = ring_from(1u32);
-    let mut nth_work = CUBE_POS;
+    // Of a cluster, one cube draws, and the others take what it sends.
+    let draws = lane == 0 && places.rank == DRAWER;
+    let mut slots = slots_from(1u32);
+    let mut sent = slots_from(0u32);
+    let mut nth_work = nth_cluster;
     while nth_work < call.deal.count {
         let work = work_of(nth_work, call, spec);
         let kv_head = work.kv_head(call) as u32;
@@ -46,7 +50,7 @@ pub(super) fn ask_for_keys<F: Float>(
         }
         for nth in 0..work.num_tiles {
             if comptime!(spec.tile.stays) {
-                if nth == draws_at && lane == 0 {
+                if nth == draws_at && draws {
                     next = drawn[0usize].fetch_add(1u32);
                 }
             }
@@ -71,6 +75,7 @@ pub(super) fn ask_for_keys<F: Float>(
                     &piece,
                     ring.barrier(places.keys_full),
                     lane,
+                    places.rank,
                     spec,
                 );
             }
@@ -87,17 +92,30 @@ pub(super) fn ask_for_keys<F: Float>(
         }
         nth_work = call.deal.count;
         if comptime!(spec.tile.stays) {
-            if work.num_tiles == 0 && lane == 0 {
+            if work.num_tiles == 0 && draws {
                 next = drawn[0usize].fetch_add(1u32);
             }
-            // The first tiles are the cubes' own.
+            // The first tiles are the clusters' own.
             sync_plane();
-            nth_work = call.deal.cubes + plane_broadcast(next, 0u32) as usize;
-            give_ticket(nth_work, places, tickets, &mut slots, lane);
+            nth_work = call.deal.clusters + plane_broadcast(next, 0u32) as usize;
+            if comptime!(spec.cubes() == 1) {
+                give_ticket(nth_work, places, tickets, &mut slots, lane, spec);
+            } else if places.rank == DRAWER {
+                give_ticket(nth_work, places, tickets, &mut slots, lane, spec);
+            } else {
+                nth_work = sent_ticket(places, &*tickets, &mut sent, lane, spec);
+            }
         }
     }
     if comptime!(spec.mma.fp8) {
         no_more_codes(places, missed, &ring, lane, spec);
+    } else {
+        ring.drain(places.keys_empty, comptime!(spec.tile.stages as u32), spec);
+    }
+    if comptime!(spec.cubes() > 1) {
+        if places.rank == DRAWER {
+            slots.drain(places.drawn_empty);
+        }
     }
 }
 
@@ -108,13 +126,14 @@ pub(super) fn ask_for_values<F: Float>(
     call: &Call<'_>,
     places: &Places,
     tickets: &Shared<[u32]>,
+    nth_cluster: usize,
     lane: u32,
     #[comptime] spec: HopperSpec,
 ) {
     let v_map = tma::map_address(v);
     let mut ring = ring_from(1u32);
-    let mut slots = ring_from(0u32);
-    let mut nth_work = CUBE_POS;
+    let mut slots = slots_from(0u32);
+    let mut nth_work = nth_cluster;
     while nth_work < call.deal.count {
         let work = work_of(nth_work, call, spec);
         let kv_head = work.kv_head(call) as u32;
@@ -131,12 +150,18 @@ pub(super) fn ask_for_values<F: Float>(
                 &piece,
                 ring.barrier(places.values_full),
                 lane,
+                places.rank,
                 spec,
             );
             ring.advance(comptime!(spec.tile.stages as u32));
         }
         nth_work = next_work(call, places, tickets, &mut slots, lane, spec);
     }
+    ring.drain(
+        places.values_empty,
+        comptime!(spec.tile.stages as u32),
+        spec,
+    );
 }
 
 /// Asks for the queries of a tile of rows.
@@ -149,7 +174,8 @@ fn load_queries(
     #[comptime] spec: HopperSpec,
 ) {
     let head = (work.head_tile * batch.group_size) as u32;
-    let token = work.tile.token(0i32.runtime(), batch) as i32;
+    let first = places.rank * comptime!(spec.tile.rows() as u32);
+    let token = work.tile.token(first as i32, batch) as i32;
     let bytes = comptime!(spec.all_query_bytes()).runtime();
     mbarrier::arrive_expect(places.queries_full, bytes);
     #[unroll]
@@ -163,6 +189,7 @@ fn load_queries(
             0i32.runtime(),
             places.queries_full,
             tma::Reuse::Never,
+            1u32,
         );
     }
 }
@@ -282,9 +309,13 @@ fn piece_at(
             lost: wanted && block < 0,
         }
     } else {
+        let mut token = work.tile.keys.begin + base;
+        if comptime!(spec.pieces() > 1) {
+            token += piece * comptime!(spec.piece_keys as i32);
+        }
         Piece {
             block: 0i32.runtime(),
-            token: work.tile.keys.begin + base,
+            token,
             block_log2: call.block_log2,
             lost: false.runtime(),
         }
@@ -300,22 +331,32 @@ fn load_piece(
     piece: &Piece,
     barrier: u32,
     unit: u32,
+    rank: u32,
     #[comptime] spec: HopperSpec,
 ) {
-    let num_pieces = comptime!(spec.pieces());
+    // Of a cluster, each cube asks for every so many-th piece, for all of them.
+    let asks = unit < comptime!(spec.pieces()) && unit % comptime!(spec.cubes()) == rank;
     let piece_bytes = comptime!(spec.piece_keys as u32 / 8 * spec.eight_keys_bytes());
     if unit == 0 {
         mbarrier::arrive_expect(barrier, comptime!(spec.key_bytes()).runtime());
     }
     sync_plane();
     if comptime!(spec.by_slots) {
-        if unit < num_pieces {
+        if asks {
             // Slots before the first, without a block: the engine fills in zeros.
             let slot = (piece.block << piece.block_log2 as i32) + piece.token;
             let target = target + unit * piece_bytes;
-            tma::load_slots(target, map, slot >> 3, head, barrier, tma::Reuse::Often);
+            tma::load_slots(
+                target,
+                map,
+                slot >> 3,
+                head,
+                barrier,
+                tma::Reuse::Often,
+                spec.cubes(),
+            );
         }
-    } else if unit < num_pieces {
+    } else if asks {
         #[unroll]
         for block in 0..comptime!(spec.columns()) {
             let target = target + comptime!(block * spec.column_bytes()) + unit * piece_bytes;
@@ -329,6 +370,7 @@ fn load_piece(
                 piece.block,
                 barrier,
                 tma::Reuse::Often,
+                spec.cubes(),
             );
         }
     }

@@ -94,73 +94,83 @@ pub(super) struct Kept {
 
 #[cube]
 impl RowPair {
-    /// Turns the scores of a tile into weights.
-    pub(super) fn weigh(
+    /// Turns the scores of the low row of a tile into weights, and finds the largest of the high row.
+    ///
+    /// A power takes as long as several other operations, which the unit does meanwhile if it finds some: while those of the low row
+    /// are taken, the largest of the high row; while those of the high row are, what [`Self::finish`] does beside.
+    pub(super) fn begin(
         &mut self,
         scores: &mut Array<f32>,
         factors: &Factors,
         #[comptime] spec: HopperSpec,
     ) -> Kept {
         let fours = comptime!(spec.scores().registers() / 4);
+        // Two chains, of which one goes on while the other waits for its last result.
         let mut low_best = self.low_max;
-        let mut high_best = self.high_max;
+        let mut low_odd = scores[1usize];
         #[unroll]
         for i in 0..fours {
-            low_best = low_best.max(scores[comptime!(4 * i)].max(scores[comptime!(4 * i + 1)]));
-            high_best =
-                high_best.max(scores[comptime!(4 * i + 2)].max(scores[comptime!(4 * i + 3)]));
+            low_best = low_best.max(scores[comptime!(4 * i)]);
+            if comptime!(i > 0) {
+                low_odd = low_odd.max(scores[comptime!(4 * i + 1)]);
+            }
         }
-        let low_best = warpgroup::row_max(low_best);
-        let high_best = warpgroup::row_max(high_best);
-        let low_grown = (low_best - self.low_max) * factors.low;
-        let high_grown = (high_best - self.high_max) * factors.high;
-        let low_best = select(low_grown > LAZY_POWERS, low_best, self.low_max);
-        let high_best = select(high_grown > LAZY_POWERS, high_best, self.high_max);
+        let low_best = low_best.max(low_odd);
+        // Never true: what follows is to come after, and nothing else would tell the assembler.
+        let mut high_best = select(low_best < f32::min_value(), low_best, self.high_max);
+        let low_best = grown(self.low_max, warpgroup::row_max(low_best), factors.low);
         let low = power((self.low_max - low_best) * factors.low, spec.mma);
-        let high = power((self.high_max - high_best) * factors.high, spec.mma);
         let low_base = exponent_base(low_best, factors.low);
-        let high_base = exponent_base(high_best, factors.high);
         self.low_max = low_best;
-        self.high_max = high_best;
         let mut low_sum = self.low_sum * low;
-        let mut high_sum = self.high_sum * high;
         #[unroll]
         for i in 0..fours {
-            let low_a = power(scores[comptime!(4 * i)] * factors.low - low_base, spec.mma);
-            let low_b = power(
+            let a = power(scores[comptime!(4 * i)] * factors.low - low_base, spec.mma);
+            let b = power(
                 scores[comptime!(4 * i + 1)] * factors.low - low_base,
                 spec.mma,
             );
-            let high_a = power(
-                scores[comptime!(4 * i + 2)] * factors.high - high_base,
-                spec.mma,
-            );
-            let high_b = power(
-                scores[comptime!(4 * i + 3)] * factors.high - high_base,
-                spec.mma,
-            );
-            low_sum += low_a + low_b;
-            high_sum += high_a + high_b;
-            scores[comptime!(4 * i)] = low_a;
-            scores[comptime!(4 * i + 1)] = low_b;
-            scores[comptime!(4 * i + 2)] = high_a;
-            scores[comptime!(4 * i + 3)] = high_b;
+            low_sum += a + b;
+            scores[comptime!(4 * i)] = a;
+            scores[comptime!(4 * i + 1)] = b;
+            high_best = high_best.max(scores[comptime!(4 * i + 2)]);
+            high_best = high_best.max(scores[comptime!(4 * i + 3)]);
         }
         self.low_sum = low_sum;
-        self.high_sum = high_sum;
+        let high_best = grown(self.high_max, warpgroup::row_max(high_best), factors.high);
+        let high = power((self.high_max - high_best) * factors.high, spec.mma);
+        self.high_max = high_best;
+        self.high_sum *= high;
         Kept { low, high }
+    }
+
+    /// Turns the scores of the high row into weights, and puts those of both rows where the product with the values takes them from.
+    pub(super) fn finish(
+        &mut self,
+        scores: &Array<f32>,
+        factors: &Factors,
+        #[comptime] spec: HopperSpec,
+    ) {
+        let base = exponent_base(self.high_max, factors.high);
+        let mut high_sum = self.high_sum;
+        #[unroll]
+        for i in 0..comptime!(spec.scores().registers() / 4) {
+            let low_a = scores[comptime!(4 * i)];
+            let low_b = scores[comptime!(4 * i + 1)];
+            wgmma::set_row(low_a, low_b, comptime!(2 * i), spec.weights(), spec.kind);
+            let a = power(scores[comptime!(4 * i + 2)] * factors.high - base, spec.mma);
+            let b = power(scores[comptime!(4 * i + 3)] * factors.high - base, spec.mma);
+            high_sum += a + b;
+            wgmma::set_row(a, b, comptime!(2 * i + 1), spec.weights(), spec.kind);
+        }
+        self.high_sum = high_sum;
     }
 }
 
-/// Puts the weights of a tile where the product with its values takes them from.
+/// The largest score to count from: `best`, or `max` as long as that is not much less.
 #[cube]
-pub(super) fn set_weights(weights: &Array<f32>, #[comptime] spec: HopperSpec) {
-    #[unroll]
-    for i in 0..comptime!(spec.weights().registers()) {
-        let low = weights[comptime!(2 * i)];
-        let high = weights[comptime!(2 * i + 1)];
-        wgmma::set_row(low, high, i, spec.weights(), spec.kind);
-    }
+fn grown(max: f32, best: f32, factor: f32) -> f32 {
+    select((best - max) * factor > LAZY_POWERS, best, max)
 }
 
 /// What the rows of a unit see, and what all rows of its warp do.
@@ -191,15 +201,14 @@ pub(super) fn common_keys(
     }
 }
 
-/// Hides the scores of a tile of keys at `base` that a row must not count, if there are any; `column` is that of the first.
+/// Hides the scores of a tile of keys at `base` that a row must not count, if there are any.
 #[cube]
 pub(super) fn hide_unseen(
     scores: &mut Array<f32>,
     base: i32,
-    column: i32,
+    lane: u32,
     seen: &Seen,
     lost: u32,
-    block_log2: u32,
     #[comptime] spec: HopperSpec,
 ) {
     let common_end = seen.common.first + seen.common.len;
@@ -208,18 +217,26 @@ pub(super) fn hide_unseen(
     // two, which take fewer registers.
     let lost_too = comptime!(spec.is_paged() && !spec.mma.fp8);
     if partly || (lost_too && lost != 0) {
-        hide_keys(scores, base + column, &seen.low, &seen.high, spec);
+        let column = first_column(lane);
+        hide_keys(scores, base + column as i32, &seen.low, &seen.high, spec);
         if comptime!(lost_too) {
             if lost != 0 {
-                hide_lost(scores, lost, column as u32, block_log2, spec);
+                hide_lost(scores, lost, column, spec);
             }
         }
     }
     if comptime!(spec.mma.fp8) {
         if lost != 0 {
-            hide_lost(scores, lost, column as u32, block_log2, spec);
+            hide_lost(scores, lost, first_column(lane), spec);
         }
     }
+}
+
+/// The column of the first score of a unit.
+#[cube]
+fn first_column(lane: u32) -> u32 {
+    // Here, not ahead of the loop over tiles: few tiles need it, and it would take a register.
+    warpgroup::not_ahead(lane) % 4 * 2
 }
 
 /// Hides the keys that a row does not see; `position` is that of the first score.
@@ -248,21 +265,15 @@ fn hide_keys(
     }
 }
 
-/// Hides the keys of blocks that the cache does not have.
+/// Hides the keys of pieces that the cache does not have.
 #[cube]
-fn hide_lost(
-    scores: &mut Array<f32>,
-    lost: u32,
-    column: u32,
-    block_log2: u32,
-    #[comptime] spec: HopperSpec,
-) {
+fn hide_lost(scores: &mut Array<f32>, lost: u32, column: u32, #[comptime] spec: HopperSpec) {
     // Here, not ahead of the loop over tiles: what is computed for every score would take registers that scores need.
-    let block_log2 = warpgroup::not_ahead(block_log2);
+    let piece_log2 = warpgroup::not_ahead(comptime!(spec.piece_keys.ilog2()).runtime());
     #[unroll]
     for i in 0..comptime!(spec.scores().registers()) {
         let key = column + comptime!((8 * (i / 4) + i % 2) as u32);
-        let bit = lost >> (key >> block_log2) & 1;
+        let bit = lost >> (key >> piece_log2) & 1;
         scores[i] = select(bit == 0, scores[i], f32::NEG_INFINITY);
     }
 }

@@ -16,7 +16,7 @@ pub(in crate::attention) struct HopperSpec {
     pub(in crate::attention) kind: HalfType,
     /// The type of queries and output.
     pub(in crate::attention) query: HalfType,
-    /// Tokens of a block, up to the keys of a tile; with packed keys, those of a tile.
+    /// Keys that come by one copy: those of a block or packed ones, up to the share of a cube in a tile.
     pub(in crate::attention) piece_keys: usize,
     /// Whether keys come by [`tma::load_slots`](crate::hopper::tma::load_slots), all columns at once.
     pub(in crate::attention) by_slots: bool,
@@ -72,7 +72,18 @@ impl HopperSpec {
         }
     }
 
-    /// Pieces of a tile of keys: those of one block, or all packed ones.
+    /// Cubes of a cluster.
+    pub(super) fn cubes(self) -> u32 {
+        self.tile.cluster as u32
+    }
+
+    /// Whether units that multiply ask ahead of need if the next tiles are there. With three warpgroups, they have no registers left to
+    /// keep the answers.
+    pub(super) fn asks_ahead(self) -> bool {
+        self.tile.warpgroups < 3
+    }
+
+    /// Pieces of a tile of keys: those of one block, or packed ones, and of each a share for every cube of the cluster.
     pub(super) fn pieces(self) -> u32 {
         (self.tile.keys / self.piece_keys) as u32
     }
@@ -145,9 +156,16 @@ impl HopperSpec {
         }
     }
 
-    /// Warps that take the numbers of drawn tiles: those that multiply, and the one that asks for values.
+    /// Warpgroups that give a stage back: those of all cubes that its tile comes to.
+    pub(super) fn givers(self) -> u32 {
+        self.cubes() * self.consumers()
+    }
+
+    /// Warps that take the numbers of drawn tiles: those that multiply, the one that asks for values, and, where another cube of the
+    /// cluster draws, the one that asks for keys.
     pub(super) fn ticket_takers(self) -> u32 {
-        4 * self.consumers() + u32::from(!self.mma.fp8)
+        let in_each = 4 * self.consumers() + u32::from(!self.mma.fp8);
+        self.cubes() * (in_each + 1) - 1
     }
 
     /// Bytes of a row of a tile of codes, over which it is swizzled: half of what its elements take.

@@ -2,23 +2,27 @@
 
 use cubecl::prelude::*;
 
+use super::Places;
 use super::spec::HopperSpec;
-use super::{Places, Ring};
 use crate::attention::keys::{BatchShape, ScoreParams};
 use crate::attention::mask::{KeyRange, MaskBounds};
 use crate::attention::mma::{RowTile, row_tile};
+use crate::hopper::{cluster, mbarrier};
 use crate::paged::BlockTableShape;
 
 /// Numbers of tiles that a cube has drawn and not yet begun.
 pub(super) const DRAWN: u32 = 2;
 
-/// How tiles of rows are dealt to cubes.
+/// The cube of a cluster that draws tiles for all.
+pub(super) const DRAWER: u32 = 0;
+
+/// How tiles of rows are dealt to clusters of cubes.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(in crate::attention) struct Deal {
-    /// Pieces of work: tiles of rows, times the parts of their keys.
+    /// Pieces of work: tiles of rows of a cluster, times the parts of their keys.
     pub(super) count: usize,
-    /// Cubes that take them.
-    pub(super) cubes: usize,
+    /// Clusters of cubes that take them.
+    pub(super) clusters: usize,
     /// Parts that the keys of a tile are cut into.
     pub(super) parts: usize,
 }
@@ -72,13 +76,13 @@ pub(super) fn call_of<'a>(
     }
 }
 
-/// A tile of rows and what it attends.
+/// A tile of rows of a cluster, and what it attends: all its cubes the same keys.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Work {
     pub(super) head_tile: usize,
     pub(super) tile: RowTile,
-    /// Which part of the keys it attends.
-    pub(super) nth_part: usize,
+    /// The first token of the sequence, as a row of the output, where parts of the keys lie one after the other.
+    out_begin: usize,
     /// Whether there are rows in it.
     pub(super) is_some: bool,
     /// The keys that some row sees, in whichever part.
@@ -92,20 +96,23 @@ pub(super) struct Work {
 #[cube]
 pub(super) fn work_of(nth: usize, call: &Call<'_>, #[comptime] spec: HopperSpec) -> Work {
     // Rows at the end of a sequence have the most keys: they start first. Heads that share keys run at the same time.
-    let nth = call.deal.count - 1 - nth;
-    let nth_part = nth % call.deal.parts;
-    let nth = nth / call.deal.parts;
+    let mut nth = call.deal.count - 1 - nth;
+    let mut nth_part = 0usize.runtime();
+    if comptime!(spec.in_parts) {
+        nth_part = nth % call.deal.parts;
+        nth /= call.deal.parts;
+    }
     let num_head_tiles = call.batch.num_heads / call.batch.group_size;
     let tile = row_tile(
         call.cu_seqlens_q,
         call.kv_lens,
         call.batch,
         nth / num_head_tiles,
-        comptime!(spec.tile.rows()),
+        comptime!(spec.tile.all_rows()),
         spec.mma.keys,
     );
     let is_some = tile.first < tile.num_rows;
-    let rows = comptime!(spec.tile.rows() as i32).runtime();
+    let rows = comptime!(spec.tile.all_rows() as i32).runtime();
     let part = tile.visible_to_rows(0i32.runtime(), rows, call.batch, call.bounds);
     let keys = comptime!(spec.tile.keys as i32);
     let mut num_tiles = 0i32.runtime();
@@ -128,10 +135,11 @@ pub(super) fn work_of(nth: usize, call: &Call<'_>, #[comptime] spec: HopperSpec)
             last_tile = first_tile + skipped + num_tiles - 1;
         }
     }
+    let out_begin = nth_part * call.batch.num_tokens + tile.q_begin;
     Work {
         head_tile: nth % num_head_tiles,
         tile,
-        nth_part,
+        out_begin,
         is_some,
         part,
         last_tile,
@@ -165,7 +173,54 @@ impl Work {
 
     /// The token of a row, as a row of the output.
     pub(super) fn out_token(&self, row: i32, batch: &BatchShape) -> usize {
-        self.nth_part * batch.num_tokens + self.tile.token(row, batch)
+        self.out_begin + (self.tile.first + row) as usize / batch.group_size
+    }
+}
+
+/// Which of the drawn numbers comes next: how many came before, in one register, of which units that multiply have few.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Slots {
+    nth: u32,
+}
+
+/// The first: those who give numbers wait for parity 1, those who take them for 0.
+#[cube]
+pub(super) fn slots_from(#[comptime] parity: u32) -> Slots {
+    Slots {
+        nth: comptime!(parity * DRAWN).runtime(),
+    }
+}
+
+#[cube]
+impl Slots {
+    fn slot(&self) -> u32 {
+        self.nth % DRAWN
+    }
+
+    /// The barrier of the slot, where `first` is that of slot 0.
+    fn barrier(&self, first: u32) -> u32 {
+        first + 8 * self.slot()
+    }
+
+    fn wait(&self, first: u32) {
+        mbarrier::wait(self.barrier(first), self.nth / DRAWN % 2);
+    }
+
+    fn arrive(&self, first: u32) {
+        mbarrier::arrive(self.barrier(first));
+    }
+
+    fn advance(&mut self) {
+        self.nth += 1;
+    }
+
+    /// Waits until every slot has been given back.
+    pub(super) fn drain(&mut self, first: u32) {
+        #[unroll]
+        for _nth in 0..DRAWN {
+            self.wait(first);
+            self.advance();
+        }
     }
 }
 
@@ -175,12 +230,12 @@ pub(super) fn next_work(
     call: &Call<'_>,
     places: &Places,
     tickets: &Shared<[u32]>,
-    slots: &mut Ring,
+    slots: &mut Slots,
     lane: u32,
     #[comptime] spec: HopperSpec,
 ) -> usize {
     if comptime!(spec.tile.stays) {
-        take_ticket(places, tickets, slots, lane)
+        take_ticket(places, tickets, slots, lane, spec)
     } else {
         call.deal.count
     }
@@ -188,15 +243,26 @@ pub(super) fn next_work(
 
 /// The number of the next tile, which the warp that asks for keys has drawn. Once for each warp.
 #[cube]
-fn take_ticket(places: &Places, tickets: &Shared<[u32]>, slots: &mut Ring, lane: u32) -> usize {
+fn take_ticket(
+    places: &Places,
+    tickets: &Shared<[u32]>,
+    slots: &mut Slots,
+    lane: u32,
+    #[comptime] spec: HopperSpec,
+) -> usize {
     slots.wait(places.drawn_full);
-    let ticket = tickets[slots.stage as usize];
+    let ticket = tickets[slots.slot() as usize];
     // Every lane has read it when it is given back.
     sync_plane();
     if lane == 0 {
-        slots.arrive(places.drawn_empty);
+        if comptime!(spec.cubes() > 1) {
+            let barrier = slots.barrier(places.drawn_empty);
+            mbarrier::arrive_in(cluster::address_in(barrier, DRAWER.runtime()));
+        } else {
+            slots.arrive(places.drawn_empty);
+        }
     }
-    slots.advance(DRAWN);
+    slots.advance();
     ticket as usize
 }
 
@@ -206,14 +272,49 @@ pub(super) fn give_ticket(
     nth_work: usize,
     places: &Places,
     tickets: &mut Shared<[u32]>,
-    slots: &mut Ring,
+    slots: &mut Slots,
     lane: u32,
+    #[comptime] spec: HopperSpec,
 ) {
     slots.wait(places.drawn_empty);
     if lane == 0 {
-        tickets[slots.stage as usize] = nth_work as u32;
-        slots.arrive(places.drawn_full);
+        if comptime!(spec.cubes() > 1) {
+            expect_ticket(slots.barrier(places.drawn_full));
+            let place = places.tickets + 4 * slots.slot();
+            let barrier = slots.barrier(places.drawn_full);
+            #[unroll]
+            for cube in 0..spec.cubes() {
+                let there = cluster::address_in(place, cube.runtime());
+                let barrier = cluster::address_in(barrier, cube.runtime());
+                cluster::send(there, nth_work as u32, barrier);
+            }
+        } else {
+            tickets[slots.slot() as usize] = nth_work as u32;
+            slots.arrive(places.drawn_full);
+        }
     }
     sync_plane();
-    slots.advance(DRAWN);
+    slots.advance();
+}
+
+/// The number of the next tile, for the warp that asks for keys where another cube of the cluster draws.
+#[cube]
+pub(super) fn sent_ticket(
+    places: &Places,
+    tickets: &Shared<[u32]>,
+    slots: &mut Slots,
+    lane: u32,
+    #[comptime] spec: HopperSpec,
+) -> usize {
+    if lane == 0 {
+        expect_ticket(slots.barrier(places.drawn_full));
+    }
+    sync_plane();
+    take_ticket(places, tickets, slots, lane, spec)
+}
+
+/// Lets the other warps of this cube wait for the number that comes to the next slot, or is there already.
+#[cube]
+fn expect_ticket(barrier: u32) {
+    mbarrier::arrive_expect(barrier, 4u32.runtime());
 }

@@ -14,6 +14,11 @@ const MERGE_LAUNCH_KEYS: usize = 384;
 /// The same for the launch that begins the count of drawn pieces.
 const COUNT_LAUNCH_KEYS: usize = 192;
 
+/// Tiles of rows of a pair of cubes that a sequence should have on average: of a sequence of few rows one cube of a pair attends all,
+/// while the other waits. 32 decodes with 2 chunks of 1,024 tokens, some 2 tiles each of which half is empty, take 1.13 times what both take
+/// apart in pairs.
+const MIN_PAIR_TILES: usize = 2;
+
 /// How the kernel for Hopper cuts a problem into tiles, and in which order it goes through them.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub struct HopperTile {
@@ -29,50 +34,79 @@ pub struct HopperTile {
     pub(in crate::attention) warpgroups: usize,
     /// Whether a cube takes one tile of rows after the other.
     pub(in crate::attention) stays: bool,
+    /// Cubes of a cluster: neighbouring tiles of rows that share every tile of keys, of which each brings a part for all.
+    pub(in crate::attention) cluster: usize,
 }
 
 impl HopperTile {
-    /// The tile for `problem`: cubes leave after one piece where each has one, and stay, drawing the next, where there are more.
+    /// The tile for `problem`: cubes leave after one piece where each has one, and stay, drawing the next, where there are more; in
+    /// pairs, where there are enough for all.
     ///
     /// On an H200, heads of 128: 16 prompts of 1,024 tokens 319 us staying against 393 leaving, 4 of 4,096 863 against 928, of
     /// mixed lengths 548 against 622; 16 times 128 tokens over 4,096 227 against 229, decodes and chunks in one call 362 against
-    /// 383. A third stage gains nothing: 321, 868, 549, 227 and 373.
+    /// 383. A third stage gains nothing: 321, 868, 549, 227 and 373. In pairs half as much comes out of the L2 cache, which takes
+    /// energy that long prompts lack: 4 of 4,096 890 us against 928, 16 of 1,024 306 against 322, 2,048 over 32,768 1,667 against 1,727.
     pub(in crate::attention) fn new(facts: &DeviceFacts, problem: &AttentionProblem) -> Self {
-        let [stays, leaves] = Self::all(problem.head_dim, problem.kv_dtype.size());
-        let pieces = stays.expected(problem) * stays.num_parts(facts, problem);
-        match pieces <= facts.multiprocessors() {
-            true => leaves,
-            false => stays,
+        let (head_dim, kv_bytes) = (problem.head_dim, problem.kv_dtype.size());
+        let of = |stays, cluster| Self::of(head_dim, kv_bytes, stays, cluster);
+        let stays = of(true, 1);
+        let (tiles, parts) = (stays.expected(problem), stays.num_parts(facts, problem));
+        let multiprocessors = facts.multiprocessors();
+        let pairs = of(true, 2);
+        let fills_pairs = Self::pairs(head_dim, kv_bytes)
+            && problem.num_tokens * stays.heads(problem.group_size())
+                >= MIN_PAIR_TILES * pairs.all_rows() * busy_seqs(problem);
+        if tiles * parts <= multiprocessors {
+            of(false, 1)
+        } else if fills_pairs && parts == 1 && tiles >= 2 * multiprocessors {
+            pairs
+        } else {
+            stays
         }
     }
 
+    /// Whether cubes can share tiles of keys in pairs. Narrower heads leave no registers for it, and wider ones no stages.
+    fn pairs(head_dim: usize, kv_bytes: usize) -> bool {
+        kv_bytes > 1 && (65..=128).contains(&head_dim)
+    }
+
     /// The tiles for heads of `head_dim` elements, those of keys of `kv_bytes` bytes: for cubes that take one tile of rows after
-    /// the other, and for those that take one.
-    pub fn all(head_dim: usize, kv_bytes: usize) -> [Self; 2] {
+    /// the other, alone and, if keys are not of eight bits, in pairs; and for those that take one.
+    pub fn all(head_dim: usize, kv_bytes: usize) -> Vec<Self> {
+        let of = |stays, cluster| Self::of(head_dim, kv_bytes, stays, cluster);
+        let mut all = vec![of(true, 1), of(false, 1)];
+        if Self::pairs(head_dim, kv_bytes) {
+            all.push(of(true, 2));
+        }
+        all
+    }
+
+    fn of(head_dim: usize, kv_bytes: usize, stays: bool, cluster: usize) -> Self {
         let fp8 = kv_bytes == 1;
-        let tile = |stays: bool| Self {
+        let tile = Self {
             keys: 128,
             columns: head_dim.div_ceil(64),
             stages: if stays || fp8 { 2 } else { 3 },
             codes: if fp8 { 2 } else { 0 },
             warpgroups: 2,
             stays,
+            cluster,
         };
-        [true, false].map(|stays| match head_dim {
+        match head_dim {
             ..=64 => Self {
                 stages: 4,
                 codes: if fp8 { 3 } else { 0 },
                 warpgroups: 3,
-                ..tile(stays)
+                ..tile
             },
-            65..=128 => tile(stays),
+            65..=128 => tile,
             // Wider outputs leave no registers for the scores of more keys.
             _ => Self {
                 keys: 64,
                 stages: 2,
-                ..tile(stays)
+                ..tile
             },
-        })
+        }
     }
 
     /// Whether cubes draw the numbers of tiles, from a count that another launch begins.
@@ -80,9 +114,20 @@ impl HopperTile {
         self.stays
     }
 
-    /// Rows of a tile of queries.
+    /// Keys that come by one copy, of packed keys or of blocks of `block_size`.
+    pub(in crate::attention) fn piece_keys(self, block_size: Option<usize>) -> usize {
+        let share = self.keys / self.cluster;
+        block_size.unwrap_or(share).min(share)
+    }
+
+    /// Rows of the queries of a cube.
     pub(in crate::attention) const fn rows(self) -> usize {
         64 * self.warpgroups
+    }
+
+    /// The same of all cubes of a cluster.
+    pub(in crate::attention) const fn all_rows(self) -> usize {
+        self.rows() * self.cluster
     }
 
     /// Units of a cube: the warpgroups for the rows, and one that asks for keys.
@@ -116,17 +161,18 @@ impl HopperTile {
         whole && problem.block_size.is_some() && !problem.is_fp8()
     }
 
-    /// Tiles of rows of `problem`.
+    /// Tiles of rows of `problem`, those of a cluster.
     pub(super) fn count(self, problem: &AttentionProblem) -> usize {
         let heads = self.heads(problem.group_size());
-        let tiles = mma::num_tiles(problem.num_tokens, problem.num_seqs, heads, self.rows());
+        let (num_tokens, num_seqs) = (problem.num_tokens, problem.num_seqs);
+        let tiles = mma::num_tiles(num_tokens, num_seqs, heads, self.all_rows());
         tiles * (problem.num_heads / heads)
     }
 
-    /// Tiles that are not empty, if all sequences had the same number of rows.
+    /// Tiles of rows of a cube that are not empty, if all sequences had the same number of rows.
     pub(super) fn expected(self, problem: &AttentionProblem) -> usize {
         let heads = self.heads(problem.group_size());
-        let busy_seqs = problem.num_seqs.min(problem.num_tokens).max(1);
+        let busy_seqs = busy_seqs(problem);
         let rows_each = (problem.num_tokens * heads).div_ceil(busy_seqs);
         busy_seqs * rows_each.div_ceil(self.rows()) * (problem.num_heads / heads)
     }
@@ -159,7 +205,7 @@ impl HopperTile {
         problem: &AttentionProblem,
         parts: usize,
     ) -> usize {
-        let busy_seqs = problem.num_seqs.min(problem.num_tokens).max(1);
+        let busy_seqs = busy_seqs(problem);
         let longest = problem.expected_keys;
         let own = (problem.num_tokens / busy_seqs).min(longest);
         // The start and end of a piece take as long as some keys do.
@@ -184,10 +230,18 @@ impl HopperTile {
 
     /// Cubes that take `count` tiles of rows.
     pub(super) fn cubes(self, facts: &DeviceFacts, count: usize) -> usize {
-        match (self.stays, facts.num_multiprocessors) {
+        let clusters = match (self.stays, facts.num_multiprocessors) {
             // Shared memory holds one cube.
-            (true, Some(multiprocessors)) => count.min(multiprocessors as usize),
+            (true, Some(multiprocessors)) => {
+                count.min((multiprocessors as usize / self.cluster).max(1))
+            }
             _ => count,
-        }
+        };
+        clusters * self.cluster
     }
+}
+
+/// Sequences with rows, at most.
+fn busy_seqs(problem: &AttentionProblem) -> usize {
+    problem.num_seqs.min(problem.num_tokens).max(1)
 }

@@ -151,7 +151,47 @@ fn tiles_for_hopper_are_dealt_to_no_more_cubes_than_run_at_a_time() {
     let plan = llama(16, 1024, 1024);
     let multiprocessors = gpu().num_multiprocessors.unwrap() as usize;
     assert_eq!(plan.num_cubes, multiprocessors);
-    assert!(plan.num_tiles >= 16 * 1024 * 32 / 128);
+    let tile = plan.tile.unwrap();
+    assert!(plan.num_tiles * tile.cluster * tile.rows() >= 16 * 1024 * 32);
+}
+
+#[test]
+fn clusters_of_cubes_are_whole_and_no_tile_is_too_many() {
+    let problem = AttentionProblem {
+        num_tokens: 1000,
+        num_heads: 8,
+        num_kv_heads: 2,
+        dtype: BF16,
+        kv_dtype: BF16,
+        ..problem(1, 128)
+    };
+    let facts = |multiprocessors| DeviceFacts {
+        num_multiprocessors: Some(multiprocessors),
+        ..gpu()
+    };
+    for tile in HopperTile::all(128, 2) {
+        let count = tile.count(&problem);
+        // Three sequences, each of whose last tiles may hold one row.
+        assert!(count * tile.cluster * tile.rows() >= 1000 * 8, "{tile:?}");
+        for multiprocessors in [1, 2, 3, 78, 132, 1000] {
+            let cubes = tile.cubes(&facts(multiprocessors), count);
+            assert!(cubes > 0 && cubes.is_multiple_of(tile.cluster));
+            assert!(cubes <= count * tile.cluster);
+            let at_once = tile.cluster.max(multiprocessors as usize);
+            assert!(!tile.stays || cubes <= at_once, "{tile:?}: {cubes}");
+        }
+    }
+    assert!(HopperTile::all(128, 2).iter().any(|tile| tile.cluster > 1));
+}
+
+#[test]
+fn a_copy_brings_keys_of_one_block_for_one_cube() {
+    for tile in HopperTile::all(128, 2) {
+        let pieces =
+            [None, Some(8), Some(64), Some(128), Some(256)].map(|block| tile.piece_keys(block));
+        let share = tile.keys / tile.cluster;
+        assert_eq!(pieces, [share, 8, 64.min(share), share, share]);
+    }
 }
 
 #[test]
@@ -187,6 +227,10 @@ fn cubes_draw_tiles_where_there_are_more_than_one_for_each() {
         ..problem(1, 128)
     };
     let mixed = AttentionPlan::new(&gpu(), &problem, 8, &AttentionOptions::causal(128));
+    assert_eq!(mixed.tile.unwrap().cluster, 1, "decodes fill no pair");
+    assert_eq!(llama(16, 128, 4224).tile.unwrap().cluster, 2);
+    assert_eq!(llama(1, 8192, 8192).tile.unwrap().cluster, 2);
+    assert_eq!(llama(64, 32, 4224).tile.unwrap().cluster, 1);
     assert_eq!(mixed.kernel, AttentionKernel::HopperPrefill);
     assert_eq!(mixed.num_splits, 1);
 }

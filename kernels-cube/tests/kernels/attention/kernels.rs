@@ -222,6 +222,12 @@ fn share() -> (usize, usize) {
     (number(share.0), number(share.1))
 }
 
+/// Whether this process runs a kernel: the only one, where `BURN_PAGED_KERNEL` names it.
+fn is_asked_for(choice: &AttentionChoice) -> bool {
+    let kernel = std::env::var("BURN_PAGED_KERNEL");
+    kernel.map_or(true, |kernel| format!("{:?}", choice.kernel()) == kernel)
+}
+
 /// Takes cases on as many threads as there are cores for this process: the loops on the host take longer than the kernels.
 fn for_each_case(run: impl Fn(&Case) + Sync) {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
@@ -273,16 +279,17 @@ fn run_cases(dtype: Dtype, fp8: bool) {
             .iter()
             .copied()
             .map(AttentionChoice::Kernel);
-        let tiles = other_tiles(&launcher, dtype, case, fp8);
+        let mut tiles = other_tiles(&launcher, dtype, case, fp8);
+        tiles.retain(is_asked_for);
         let both = |kernel| {
             let packed = (!fp8).then(|| packed(kernel));
             packed.into_iter().chain([paged(kernel)])
         };
-        let tiles = tiles.into_iter().flat_map(|tile| match case.lens == ALONE {
-            true => both(tile).collect(),
-            false => vec![paged(tile)],
+        let tiles = tiles.into_iter().flat_map(|tile| match tile {
+            AttentionChoice::Decode(_) if case.lens != ALONE => vec![paged(tile)],
+            _ => both(tile).collect(),
         });
-        let results = kernels.flat_map(both).chain(tiles);
+        let results = kernels.filter(is_asked_for).flat_map(both).chain(tiles);
         for (kernel, keys, result) in results {
             let what = format!("{kernel:?} {keys} {case:?}");
             match result {
