@@ -59,8 +59,8 @@ impl Case {
         out
     }
 
-    /// Runs the case with `plan`, or as planned, against the host.
-    fn check(&self, launcher: &Launcher, plan: Option<LinearPlan>) {
+    /// Runs the case with each of `plans`, or as planned, against the host, whose loops take longer than the kernels: once for all.
+    fn check(&self, launcher: &Launcher, plans: &[Option<LinearPlan>]) {
         let seed = self.tokens * 31 + self.inner * 7 + self.rows;
         let mut random = Random::new(seed as u64);
         let x = random.values(self.dtype, 2.0, self.tokens * self.inner);
@@ -70,40 +70,44 @@ impl Case {
         let placed = |shape: [usize; 2], values: &[f64]| {
             Placed::new(launcher, self.dtype, &shape, self.layout, values)
         };
-        let out_shape = [self.tokens, self.columns()];
-        let out = Placed::poison(launcher, self.dtype, &out_shape, self.layout.other());
         let placed_bias = bias.map(|bias| Placed::dense(launcher, self.dtype, &[self.rows], bias));
         let x_placed = placed([self.tokens, self.inner], &x);
         let weight_placed = placed([self.rows, self.inner], &weight);
         let bias_tensor = placed_bias.as_ref().map(|bias| &bias.tensor);
         let (x_tensor, weight_tensor) = (&x_placed.tensor, &weight_placed.tensor);
-        match plan {
-            None => linear(
-                launcher,
-                x_tensor,
-                weight_tensor,
-                bias_tensor,
-                self.epilogue,
-                &out.tensor,
-            ),
-            Some(plan) => linear_with(
-                launcher,
-                plan,
-                x_tensor,
-                weight_tensor,
-                bias_tensor,
-                self.epilogue,
-                &out.tensor,
-            ),
+        let exact = self.host(Arith::Exact, &x, &weight, bias);
+        let plain = self.host(Arith::Plain(self.dtype), &x, &weight, bias);
+        for plan in plans {
+            let out_shape = [self.tokens, self.columns()];
+            let out = Placed::poison(launcher, self.dtype, &out_shape, self.layout.other());
+            match *plan {
+                None => linear(
+                    launcher,
+                    x_tensor,
+                    weight_tensor,
+                    bias_tensor,
+                    self.epilogue,
+                    &out.tensor,
+                ),
+                Some(plan) => linear_with(
+                    launcher,
+                    plan,
+                    x_tensor,
+                    weight_tensor,
+                    bias_tensor,
+                    self.epilogue,
+                    &out.tensor,
+                ),
+            }
+            .unwrap_or_else(|error| panic!("{self:?} {plan:?}: {error}"));
+            assert_close(
+                &format!("linear {self:?} {plan:?}"),
+                self.dtype,
+                &out.read(launcher),
+                &exact,
+                &plain,
+            );
         }
-        .unwrap_or_else(|error| panic!("{self:?} {plan:?}: {error}"));
-        assert_close(
-            &format!("linear {self:?} {plan:?}"),
-            self.dtype,
-            &out.read(launcher),
-            &self.host(Arith::Exact, &x, &weight, bias),
-            &self.host(Arith::Plain(self.dtype), &x, &weight, bias),
-        );
     }
 
     fn problem(&self) -> LinearProblem {
@@ -148,7 +152,7 @@ fn products_of_any_size_and_layout() {
                             bias: (tokens + rows).is_multiple_of(2),
                             epilogue: Epilogue::None,
                         };
-                        case.check(&launcher, None);
+                        case.check(&launcher, &[None]);
                         count += 1;
                     }
                 }
@@ -235,11 +239,11 @@ fn on_hopper(cases: &[(usize, usize, usize)], dtype: Dtype, epilogue: Epilogue) 
                 bias: (tokens + at).is_multiple_of(2),
                 epilogue,
             };
-            for plan in hopper_plans(&launcher, &case) {
-                assert_ne!(plan, LinearPlan::Portable, "{case:?}");
-                case.check(&launcher, Some(plan));
-                count += 1;
-            }
+            let plans = hopper_plans(&launcher, &case);
+            assert!(!plans.contains(&LinearPlan::Portable), "{case:?}");
+            let plans: Vec<_> = plans.into_iter().map(Some).collect();
+            case.check(&launcher, &plans);
+            count += plans.len();
         }
     }
     println!("linear on matrix units, {dtype:?}, {epilogue:?}: {count} cases");

@@ -98,9 +98,7 @@ pub(super) fn ask_for_keys<F: Float>(
             // The first tiles are the clusters' own.
             sync_plane();
             nth_work = call.deal.clusters + plane_broadcast(next, 0u32) as usize;
-            if comptime!(spec.cubes() == 1) {
-                give_ticket(nth_work, places, tickets, &mut slots, lane, spec);
-            } else if places.rank == DRAWER {
+            if places.rank == DRAWER {
                 give_ticket(nth_work, places, tickets, &mut slots, lane, spec);
             } else {
                 nth_work = sent_ticket(places, &*tickets, &mut sent, lane, spec);
