@@ -5,12 +5,15 @@
 //! Owns      cube: tiles of rows of one sequence, one after the other: neighbouring tokens of one query head, or of all heads
 //!           of a group where their number divides the rows; or a part of a tile's keys. warpgroup: 64 of the rows. One more
 //!           warp asks the copy engine for queries and keys, and one for values, ahead of need and across tiles of rows. Over
-//!           codes of eight bits, one warp asks for all, and three turn codes into elements.
+//!           codes of eight bits, one warp asks for all, and three turn codes into elements. cluster: one cube, or two with
+//!           neighbouring rows, which attend the same keys: each asks for half of a tile, and both get all.
 //! Order     the longest tiles of a sequence first. Cubes that stay draw their next tile from a counter: tiles differ too
 //!           much in length to be dealt beforehand, and some are not known to be empty.
 //! Memory    registers: scores, weights and output of a warpgroup. Shared: the queries of a tile; a ring of tiles of keys
 //!           and of values, in the order in which they are attended: from the last key to the first. Before it, if keys are
 //!           codes, a shorter ring of these.
+//! Softmax   row after row: a power takes a unit as long as some eight other operations, and so the largest score of the second row is
+//!           found while the powers of the first are taken, and weights are converted between those of the second.
 //! Numerics  as `mma_prefill.rs`. Of eight bits, as `hopper_decode/`.
 //! Tails     a tile of keys that no row of the cube sees is not asked for, nor is a block. Single keys are tested only in
 //!           tiles that some row of a warp sees in part, or that miss a block; values that no row sees are overwritten with
