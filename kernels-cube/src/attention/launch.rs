@@ -543,7 +543,7 @@ fn launch(
                 };
                 let group = problem.num_heads / problem.num_kv_heads;
                 let heads = tile.heads(group);
-                let piece_keys = tile.piece_keys(source.block_size());
+                let piece_keys = tile.keys_at_once(source.block_size());
                 let by_slots = HopperTile::by_slots(problem);
                 // Vectors of 16 bytes.
                 let in_parts = plan.num_splits > 1;

@@ -40,7 +40,7 @@ const MAX_SPLITS: usize = 128;
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AttentionKernel {
-    /// Tiles of 128 or 192 rows on the matrix units of Hopper, keys and values by its copy engine.
+    /// Tiles of 128 or 192 rows of a cube on the matrix units of Hopper, keys and values by its copy engine.
     HopperPrefill,
     /// One token and key head at a time on tensor cores, keys and values by the copy engine of Hopper.
     HopperDecode,
@@ -138,13 +138,14 @@ impl AttentionPlan {
         vector_size: usize,
         options: &AttentionOptions,
     ) -> Self {
+        let tile = HopperTile::new(facts, problem);
         Self::with_kernel(
             facts,
             problem,
             vector_size,
             options,
-            choose(facts, problem, vector_size, options),
-            HopperTile::new(facts, problem),
+            choose(facts, problem, vector_size, options, tile),
+            tile,
             DecodeTile::new(facts, problem),
         )
     }
@@ -177,7 +178,7 @@ impl AttentionPlan {
         let tiles = |rows| mma::num_tiles(num_tokens, num_seqs, group, rows) * num_kv_heads;
         // Tiles that are not empty, if all sequences had the same number of rows.
         let expected_tiles = |rows: usize| {
-            let busy_seqs = num_seqs.min(num_tokens).max(1);
+            let busy_seqs = problem.busy_seqs();
             let rows_each = (num_tokens * group).div_ceil(busy_seqs);
             busy_seqs * rows_each.div_ceil(rows) * num_kv_heads
         };
@@ -256,15 +257,15 @@ fn choose(
     problem: &AttentionProblem,
     vector_size: usize,
     options: &AttentionOptions,
+    tile: HopperTile,
 ) -> AttentionKernel {
     let runs = |kernel: AttentionKernel| kernel.runs(facts, problem, vector_size);
     let group = problem.group_size();
     let rows = problem.num_tokens * group / problem.num_seqs.max(1);
     // With fixed parts, the kernel too must not depend on the batch.
     let many_rows = rows >= MIN_PREFILL_ROWS && options.fixed_split.is_none();
-    let tile = HopperTile::new(facts, problem);
     let heads = tile.heads(group);
-    let busy_seqs = problem.num_seqs.min(problem.num_tokens).max(1);
+    let busy_seqs = problem.busy_seqs();
     // Heads that do not share a tile leave it fewer rows.
     let wanted = many_rows && problem.num_tokens * heads / busy_seqs >= MIN_PREFILL_ROWS;
     if wanted && runs(AttentionKernel::HopperPrefill) {

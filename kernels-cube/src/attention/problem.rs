@@ -38,6 +38,11 @@ impl AttentionProblem {
         self.kv_dtype == U8
     }
 
+    /// Sequences with rows, at most; at least one.
+    pub(super) fn busy_seqs(&self) -> usize {
+        self.num_seqs.min(self.num_tokens).max(1)
+    }
+
     /// Query heads of a key head, or 0 without key heads.
     pub(super) fn group_size(&self) -> usize {
         self.num_heads.checked_div(self.num_kv_heads).unwrap_or(0)

@@ -221,7 +221,7 @@ pub(crate) fn wait(#[comptime] pending: u32) {
     gpu_asm!("wgmma.wait_group.sync.aligned {pending};");
 }
 
-/// As [`wait`], but not before `value` is known, which must not be infinitely small: if it were, it would be stored at `place`.
+/// As [`wait`], but not before `value` is known, which must not be minus infinity: if it were, it would be stored at `place`.
 ///
 /// Nothing else makes the assembler use the time that products take: it puts a wait as early as data allow, because what
 /// follows takes longest.

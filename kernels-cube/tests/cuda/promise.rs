@@ -73,7 +73,7 @@ impl Promise {
             at_most("accesses of local memory", usage.local_accesses, 0);
         }
         at_most(
-            "accesses of local memory between products that overlap",
+            "accesses of local memory in the loop over products",
             usage.local_accesses_in_loop,
             0,
         );

@@ -21,7 +21,7 @@ pub(crate) struct Usage {
     pub(crate) spill_bytes: u32,
     /// Instructions that touch local memory.
     pub(crate) local_accesses: u32,
-    /// Those of them between a wait for all products of four warps but the last, and the next products: in a loop that keeps some under way.
+    /// Those of them in the loop that waits for all products of four warps but the last.
     pub(crate) local_accesses_in_loop: u32,
     /// Tensor core instructions of one warp.
     pub(crate) hmma: u32,
@@ -53,19 +53,25 @@ impl Usage {
     }
 }
 
+/// From where the branch back leads that follows such a wait, to that branch; without one, from the wait to the next products.
 fn local_accesses_in_loop(assembly: &str) -> u32 {
-    let mut in_loop = false;
-    let mut count = 0;
-    for line in assembly.lines() {
-        if line.contains("DEPBAR.LE gsb0, 0x1") {
-            in_loop = true;
-        } else if line.contains("HGMMA") {
-            in_loop = false;
-        } else if in_loop && (line.contains("LDL") || line.contains("STL")) {
-            count += 1;
-        }
-    }
-    count
+    let lines: Vec<&str> = assembly.lines().collect();
+    let find = |from: usize, text: &str| {
+        let at = lines[from..].iter().position(|line| line.contains(text));
+        at.map(|at| from + at)
+    };
+    let Some(wait) = find(0, "DEPBAR.LE gsb0, 0x1") else {
+        return 0;
+    };
+    let target = |line: &str| {
+        let label = line.split_once("`(")?.1.split_once(')')?.0;
+        let label = format!("{label}:");
+        lines[..wait].iter().position(|line| *line == label)
+    };
+    let back = (wait..lines.len()).find_map(|at| Some((target(lines[at])?, at)));
+    let (begin, end) = back.unwrap_or((wait, find(wait, "HGMMA").unwrap_or(lines.len())));
+    let is_local = |line: &&&str| line.contains("LDL") || line.contains("STL");
+    lines[begin..end].iter().filter(is_local).count() as u32
 }
 
 /// A folder with `bin`, `include` and `lib` of a CUDA toolkit.
@@ -285,8 +291,23 @@ ptxas info    : Used 24 registers, used 1 barriers, 16 bytes cumulative stack si
 }
 
 #[test]
-fn local_memory_between_products_that_overlap_is_counted() {
-    let assembly = "LDL R0, [R1] ;\nHGMMA R24 ;\nWARPGROUP.DEPBAR.LE gsb0, 0x1 ;\nSTL [R1], R0 ;\n\
-                    WARPGROUP.DEPBAR.LE gsb0, 0x0 ;\nLDL R0, [R1] ;\nHGMMA R24 ;\nLDL R0, [R1] ;";
+fn local_memory_in_the_loop_over_products_is_counted() {
+    let assembly = "\
+LDL R0, [R1] ;
+.L_x_7:
+@P0 BRA `(.L_x_8) ;
+STL [R1], R0 ;
+.L_x_8:
+HGMMA R24 ;
+WARPGROUP.DEPBAR.LE gsb0, 0x1 ;
+@P1 BRA `(.L_x_9) ;
+LDL R0, [R1] ;
+.L_x_9:
+@P0 BRA `(.L_x_7) ;
+LDL R0, [R1] ;
+HGMMA R24 ;";
     assert_eq!(local_accesses_in_loop(assembly), 2);
+    let straight = "WARPGROUP.DEPBAR.LE gsb0, 0x1 ;\nSTL [R1], R0 ;\nHGMMA R24 ;\nLDL R0, [R1] ;";
+    assert_eq!(local_accesses_in_loop(straight), 1);
+    assert_eq!(local_accesses_in_loop("LDL R0, [R1] ;"), 0);
 }

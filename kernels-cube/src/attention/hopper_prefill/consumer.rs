@@ -288,7 +288,7 @@ impl<'a> Consumer<'a> {
             attended.scales.multiply(narrowed.low, narrowed.high);
         }
         progress.wait_for_keys(places);
-        let lost = self.lost_blocks(&progress.keys, spec);
+        let lost = self.lost_pieces(&progress.keys, spec);
         wgmma::fence();
         multiply_keys(self.queries, progress.tile_keys(places, spec), spec);
         wgmma::commit();
@@ -328,7 +328,7 @@ impl<'a> Consumer<'a> {
         attended.base -= comptime!(spec.tile.keys as i32);
 
         progress.wait_for_keys(places);
-        let lost = self.lost_blocks(&progress.keys, spec);
+        let lost = self.lost_pieces(&progress.keys, spec);
         self.take_turn();
         wgmma::fence();
         multiply_keys(self.queries, progress.tile_keys(places, spec), spec);
@@ -398,9 +398,9 @@ impl<'a> Consumer<'a> {
         progress.next_values(places, spec);
     }
 
-    /// The blocks that the tile of keys in the stage of `ring` misses. To be read before the product, so that every warp has
+    /// The pieces that the tile of keys in the stage of `ring` misses, a bit each. To be read before the product, so that every warp has
     /// read it when the product is done and the stage is given back.
-    fn lost_blocks(&self, ring: &Ring, #[comptime] spec: HopperSpec) -> u32 {
+    fn lost_pieces(&self, ring: &Ring, #[comptime] spec: HopperSpec) -> u32 {
         if comptime!(spec.is_paged()) {
             self.missed[ring.stage as usize]
         } else {

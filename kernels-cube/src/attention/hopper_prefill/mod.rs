@@ -7,7 +7,7 @@
 //!           warp asks the copy engine for queries and keys, and one for values, ahead of need and across tiles of rows. Over
 //!           codes of eight bits, one warp asks for all, and three turn codes into elements. cluster: one cube, or two with
 //!           neighbouring rows, which attend the same keys: each asks for half of a tile, and both get all.
-//! Order     the longest tiles of a sequence first. Cubes that stay draw their next tile from a counter: tiles differ too
+//! Order     the longest tiles of a sequence first. Clusters that stay draw their next tile from a counter: tiles differ too
 //!           much in length to be dealt beforehand, and some are not known to be empty.
 //! Memory    registers: scores, weights and output of a warpgroup. Shared: the queries of a tile; a ring of tiles of keys
 //!           and of values, in the order in which they are attended: from the last key to the first. Before it, if keys are
@@ -15,7 +15,7 @@
 //! Softmax   row after row: a power takes a unit as long as some eight other operations, and so the largest score of the second row is
 //!           found while the powers of the first are taken, and weights are converted between those of the second.
 //! Numerics  as `mma_prefill.rs`. Of eight bits, as `hopper_decode/`.
-//! Tails     a tile of keys that no row of the cube sees is not asked for, nor is a block. Single keys are tested only in
+//! Tails     a tile of keys that no row of the cluster sees is not asked for, nor is a piece of one. Single keys are tested only in
 //!           tiles that some row of a warp sees in part, or that miss a block; values that no row sees are overwritten with
 //!           zeros, because they may be anything and zero times NaN is NaN. What a tile has outside of a tensor is zero.
 //! Eight     bits: a warpgroup's product takes elements of 16 bits from shared memory alone, so that codes come, two as an
@@ -111,7 +111,7 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
         comptime!(shared::SWIZZLE_ALIGN as usize),
     );
     let barriers = Shared::<[u64]>::new_aligned_slice(comptime!(spec.barriers()), 8usize);
-    // For each stage, and behind them for each stage of codes: a bit for each block of its tile that is none of the cache's.
+    // For each stage, and behind them for each stage of codes: a bit for each piece of its tile whose block is none of the cache's.
     let mut missed = Shared::<[u32]>::new_slice(comptime!(spec.tile.stages + spec.tile.codes));
     let mut tickets = Shared::<[u32]>::new_slice(comptime!(DRAWN as usize));
     let places = places_in(
@@ -330,15 +330,12 @@ impl Ring {
         cluster::give_back(barrier, in_group, 0u32.runtime(), 1u32, spec.cubes());
     }
 
-    /// Waits until every one of `stages` stages has been given back, if other cubes of the cluster do so, too: what they send to this cube
-    /// must come before it leaves.
-    fn drain(&mut self, first: u32, #[comptime] stages: u32, #[comptime] spec: HopperSpec) {
-        if comptime!(spec.cubes() > 1) {
-            #[unroll]
-            for _nth in 0..stages {
-                self.wait(first);
-                self.advance(stages);
-            }
+    /// Waits until every one of `stages` stages has been given back: what others send to this cube must come before it leaves.
+    fn drain(&mut self, first: u32, #[comptime] stages: u32) {
+        #[unroll]
+        for _nth in 0..stages {
+            self.wait(first);
+            self.advance(stages);
         }
     }
 

@@ -98,7 +98,7 @@ pub(super) fn ask_for_keys<F: Float>(
             // The first tiles are the clusters' own.
             sync_plane();
             nth_work = call.deal.clusters + plane_broadcast(next, 0u32) as usize;
-            if places.rank == DRAWER {
+            if comptime!(spec.cubes() == 1) || places.rank == DRAWER {
                 give_ticket(nth_work, places, tickets, &mut slots, lane, spec);
             } else {
                 nth_work = sent_ticket(places, &*tickets, &mut sent, lane, spec);
@@ -107,10 +107,9 @@ pub(super) fn ask_for_keys<F: Float>(
     }
     if comptime!(spec.mma.fp8) {
         no_more_codes(places, missed, &ring, lane, spec);
-    } else {
-        ring.drain(places.keys_empty, comptime!(spec.tile.stages as u32), spec);
     }
     if comptime!(spec.cubes() > 1) {
+        ring.drain(places.keys_empty, comptime!(spec.tile.stages as u32));
         if places.rank == DRAWER {
             slots.drain(places.drawn_empty);
         }
@@ -155,11 +154,9 @@ pub(super) fn ask_for_values<F: Float>(
         }
         nth_work = next_work(call, places, tickets, &mut slots, lane, spec);
     }
-    ring.drain(
-        places.values_empty,
-        comptime!(spec.tile.stages as u32),
-        spec,
-    );
+    if comptime!(spec.cubes() > 1) {
+        ring.drain(places.values_empty, comptime!(spec.tile.stages as u32));
+    }
 }
 
 /// Asks for the queries of a tile of rows.
@@ -192,7 +189,7 @@ fn load_queries(
     }
 }
 
-/// The part of a tile of keys that one unit of the producer asks for: those of one block, or all packed ones.
+/// The part of a tile of keys that one unit of the producer asks for: those of one block, or packed ones.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Piece {
     /// The block, or -1 for none: then the engine fills in zeros. 0 for packed keys.

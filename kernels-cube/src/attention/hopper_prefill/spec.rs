@@ -16,7 +16,7 @@ pub(in crate::attention) struct HopperSpec {
     pub(in crate::attention) kind: HalfType,
     /// The type of queries and output.
     pub(in crate::attention) query: HalfType,
-    /// Keys that come by one copy: those of a block or packed ones, up to the share of a cube in a tile.
+    /// Keys that come by one copy: those of a block, or packed ones; at most the share of a cube in a tile.
     pub(in crate::attention) piece_keys: usize,
     /// Whether keys come by [`tma::load_slots`](crate::hopper::tma::load_slots), all columns at once.
     pub(in crate::attention) by_slots: bool,

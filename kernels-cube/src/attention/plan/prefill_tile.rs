@@ -6,7 +6,7 @@ use crate::device::DeviceFacts;
 
 /// Keys that a cube of the kernel for Hopper could attend in the time that a piece of work takes to start and end: an estimate, as
 /// the two below. 128 keys take some 1.5 us.
-const PIECE_KEYS: usize = 384;
+const START_KEYS: usize = 384;
 
 /// The same for the launch that puts parts together.
 const MERGE_LAUNCH_KEYS: usize = 384;
@@ -14,10 +14,10 @@ const MERGE_LAUNCH_KEYS: usize = 384;
 /// The same for the launch that begins the count of drawn pieces.
 const COUNT_LAUNCH_KEYS: usize = 192;
 
-/// Tiles of rows of a pair of cubes that a sequence should have on average: of a sequence of few rows one cube of a pair attends all,
-/// while the other waits. 32 decodes with 2 chunks of 1,024 tokens, some 2 tiles each of which half is empty, take 1.13 times what both take
-/// apart in pairs.
-const MIN_PAIR_TILES: usize = 2;
+/// Tiles of rows of a pair of cubes that a sequence should have on average: of a sequence of few rows one cube of a pair attends all keys,
+/// while the other waits, and only the number of sequences is known, not which of them are short. 32 decodes with 2 chunks of 1,024 tokens,
+/// one tile each on average, take 1.13 times as long in pairs as both apart, and 1.03 without.
+const MIN_PAIR_TILES: usize = 8;
 
 /// How the kernel for Hopper cuts a problem into tiles, and in which order it goes through them.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
@@ -44,8 +44,9 @@ impl HopperTile {
     ///
     /// On an H200, heads of 128: 16 prompts of 1,024 tokens 319 us staying against 393 leaving, 4 of 4,096 863 against 928, of
     /// mixed lengths 548 against 622; 16 times 128 tokens over 4,096 227 against 229, decodes and chunks in one call 362 against
-    /// 383. A third stage gains nothing: 321, 868, 549, 227 and 373. In pairs half as much comes out of the L2 cache, which takes
-    /// energy that long prompts lack: 4 of 4,096 890 us against 928, 16 of 1,024 306 against 322, 2,048 over 32,768 1,667 against 1,727.
+    /// 383. A third stage gains nothing: 321, 868, 549, 227 and 373. In pairs, with another softmax and on another card, 16 prompts of 1,024
+    /// 306 us against 322 staying alone, 4 of 4,096 890 against 928, 2,048 over 32,768 1,667 against 1,727: half as much comes out of
+    /// the L2 cache, at no cost but that of a card at its power.
     pub(in crate::attention) fn new(facts: &DeviceFacts, problem: &AttentionProblem) -> Self {
         let (head_dim, kv_bytes) = (problem.head_dim, problem.kv_dtype.size());
         let of = |stays, cluster| Self::of(head_dim, kv_bytes, stays, cluster);
@@ -55,23 +56,23 @@ impl HopperTile {
         let pairs = of(true, 2);
         let fills_pairs = Self::pairs(head_dim, kv_bytes)
             && problem.num_tokens * stays.heads(problem.group_size())
-                >= MIN_PAIR_TILES * pairs.all_rows() * busy_seqs(problem);
+                >= MIN_PAIR_TILES * pairs.all_rows() * problem.busy_seqs();
         if tiles * parts <= multiprocessors {
             of(false, 1)
-        } else if fills_pairs && parts == 1 && tiles >= 2 * multiprocessors {
+        } else if fills_pairs && tiles >= 2 * multiprocessors {
             pairs
         } else {
             stays
         }
     }
 
-    /// Whether cubes can share tiles of keys in pairs. Narrower heads leave no registers for it, and wider ones no stages.
+    /// Whether cubes can share tiles of keys in pairs. Narrower and wider heads leave no registers for it.
     fn pairs(head_dim: usize, kv_bytes: usize) -> bool {
         kv_bytes > 1 && (65..=128).contains(&head_dim)
     }
 
     /// The tiles for heads of `head_dim` elements, those of keys of `kv_bytes` bytes: for cubes that take one tile of rows after
-    /// the other, alone and, if keys are not of eight bits, in pairs; and for those that take one.
+    /// the other, for those that take one, and for pairs of the first, where `head_dim` is 65 to 128 and keys are not of eight bits.
     pub fn all(head_dim: usize, kv_bytes: usize) -> Vec<Self> {
         let of = |stays, cluster| Self::of(head_dim, kv_bytes, stays, cluster);
         let mut all = vec![of(true, 1), of(false, 1)];
@@ -115,7 +116,7 @@ impl HopperTile {
     }
 
     /// Keys that come by one copy, of packed keys or of blocks of `block_size`.
-    pub(in crate::attention) fn piece_keys(self, block_size: Option<usize>) -> usize {
+    pub(in crate::attention) fn keys_at_once(self, block_size: Option<usize>) -> usize {
         let share = self.keys / self.cluster;
         block_size.unwrap_or(share).min(share)
     }
@@ -172,7 +173,7 @@ impl HopperTile {
     /// Tiles of rows of a cube that are not empty, if all sequences had the same number of rows.
     pub(super) fn expected(self, problem: &AttentionProblem) -> usize {
         let heads = self.heads(problem.group_size());
-        let busy_seqs = busy_seqs(problem);
+        let busy_seqs = problem.busy_seqs();
         let rows_each = (problem.num_tokens * heads).div_ceil(busy_seqs);
         busy_seqs * rows_each.div_ceil(self.rows()) * (problem.num_heads / heads)
     }
@@ -205,11 +206,11 @@ impl HopperTile {
         problem: &AttentionProblem,
         parts: usize,
     ) -> usize {
-        let busy_seqs = busy_seqs(problem);
+        let busy_seqs = problem.busy_seqs();
         let longest = problem.expected_keys;
         let own = (problem.num_tokens / busy_seqs).min(longest);
         // The start and end of a piece take as long as some keys do.
-        let piece = |keys: usize| keys.div_ceil(parts).next_multiple_of(self.keys) + PIECE_KEYS;
+        let piece = |keys: usize| keys.div_ceil(parts).next_multiple_of(self.keys) + START_KEYS;
         // Rows of a prompt see half of its keys on average, and all before it.
         let (longest_piece, piece) = (piece(longest), piece(longest - own / 2));
         let pieces = tiles * parts;
@@ -239,9 +240,4 @@ impl HopperTile {
         };
         clusters * self.cluster
     }
-}
-
-/// Sequences with rows, at most.
-fn busy_seqs(problem: &AttentionProblem) -> usize {
-    problem.num_seqs.min(problem.num_tokens).max(1)
 }

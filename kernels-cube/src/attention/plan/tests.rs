@@ -187,10 +187,12 @@ fn clusters_of_cubes_are_whole_and_no_tile_is_too_many() {
 #[test]
 fn a_copy_brings_keys_of_one_block_for_one_cube() {
     for tile in HopperTile::all(128, 2) {
-        let pieces =
-            [None, Some(8), Some(64), Some(128), Some(256)].map(|block| tile.piece_keys(block));
-        let share = tile.keys / tile.cluster;
-        assert_eq!(pieces, [share, 8, 64.min(share), share, share]);
+        let blocks = [None, Some(8), Some(64), Some(128), Some(256)];
+        let keys = match tile.cluster {
+            1 => [128, 8, 64, 128, 128],
+            _ => [64, 8, 64, 64, 64],
+        };
+        assert_eq!(blocks.map(|block| tile.keys_at_once(block)), keys);
     }
 }
 
@@ -228,9 +230,20 @@ fn cubes_draw_tiles_where_there_are_more_than_one_for_each() {
     };
     let mixed = AttentionPlan::new(&gpu(), &problem, 8, &AttentionOptions::causal(128));
     assert_eq!(mixed.tile.unwrap().cluster, 1, "decodes fill no pair");
-    assert_eq!(llama(16, 128, 4224).tile.unwrap().cluster, 2);
-    assert_eq!(llama(1, 8192, 8192).tile.unwrap().cluster, 2);
-    assert_eq!(llama(64, 32, 4224).tile.unwrap().cluster, 1);
+    // Nor do they beside one long chunk, of which a sequence has 242 tokens on average.
+    let problem = AttentionProblem {
+        num_tokens: 16 + 4096,
+        num_seqs: 17,
+        max_keys: 32_768,
+        expected_keys: 32_768,
+        ..problem
+    };
+    let chunk = AttentionPlan::new(&gpu(), &problem, 8, &AttentionOptions::causal(128));
+    assert_eq!(chunk.tile.unwrap().cluster, 1);
+    for (num_seqs, q_len) in [(1, 8192), (8, 1024), (16, 1024)] {
+        assert_eq!(llama(num_seqs, q_len, q_len).tile.unwrap().cluster, 2);
+    }
+    assert_eq!(llama(16, 128, 4224).tile.unwrap().cluster, 1);
     assert_eq!(mixed.kernel, AttentionKernel::HopperPrefill);
     assert_eq!(mixed.num_splits, 1);
 }

@@ -55,6 +55,26 @@ const PARTS: &[(usize, usize)] = &[(90, 2000), (20, 700)];
 /// One prompt of more than a tile.
 const PROMPT: &[(usize, usize)] = &[(200, 200)];
 
+/// More tiles of rows than three times the multiprocessors of an H200, of uneven length, so that cubes draw one after the other.
+const QUEUE: &[(usize, usize)] = &{
+    let lens = [
+        (1, 90),
+        (300, 310),
+        (40, 140),
+        (129, 129),
+        (0, 20),
+        (257, 300),
+        (64, 100),
+    ];
+    let mut all = [(0, 0); 35];
+    let mut at = 0;
+    while at < all.len() {
+        all[at] = lens[at % lens.len()];
+        at += 1;
+    }
+    all
+};
+
 /// Several tiles of keys: prompts, and chunks on a prefix whose length is no multiple of a tile.
 const LONG: &[(usize, usize)] = &[(300, 300), (70, 557), (0, 40), (129, 400)];
 
@@ -118,6 +138,7 @@ const CASES: &[Case] = &[
     Case { lens: LONG, heads: heads(2, 1, 256), block_size: 128, ..BASE },
     Case { lens: LONG, heads: heads(4, 1, 80), block_size: 8, q_bound: 30.0, ..BASE },
     Case { lens: LONG, heads: heads(1, 2, 72), layout: Layout::Transposed, window: Some(64), causal: false, ..BASE },
+    Case { lens: QUEUE, heads: heads(1, 8, 128), block_size: 64, ..BASE },
     Case { lens: UNEVEN, ..BASE },
     Case { lens: UNEVEN, heads: heads(3, 3, 64), q_bound: 30.0, ..BASE },
     Case { lens: PARTS, ..BASE },
@@ -189,7 +210,7 @@ fn every_kernel_agrees_with_plain_loops_over_eight_bits_in_bf16() {
 
 /// Every way of the kernels for Hopper: for one dtype and the usual heads, because each takes a second to compile.
 fn other_tiles(launcher: &Launcher, dtype: Dtype, case: &Case, fp8: bool) -> Vec<AttentionChoice> {
-    let usual = [64, 128].contains(&case.heads.head_dim);
+    let usual = [64, 96, 128].contains(&case.heads.head_dim);
     if !launcher.facts().hopper || dtype != Dtype::Bf16 || !usual {
         return Vec::new();
     }
@@ -204,7 +225,7 @@ fn other_tiles(launcher: &Launcher, dtype: Dtype, case: &Case, fp8: bool) -> Vec
         let alone = decodes.filter(|tile| format!("{tile:?}").contains("warps: 8"));
         return alone.map(AttentionChoice::Decode).collect();
     }
-    if ![LONG, UNEVEN, PARTS].contains(&case.lens) {
+    if ![LONG, UNEVEN, PARTS, QUEUE].contains(&case.lens) {
         return Vec::new();
     }
     let tiles = HopperTile::all(case.heads.head_dim, kv_bytes).into_iter();
@@ -224,8 +245,13 @@ fn share() -> (usize, usize) {
 
 /// Whether this process runs a kernel: the only one, where `BURN_PAGED_KERNEL` names it.
 fn is_asked_for(choice: &AttentionChoice) -> bool {
-    let kernel = std::env::var("BURN_PAGED_KERNEL");
-    kernel.map_or(true, |kernel| format!("{:?}", choice.kernel()) == kernel)
+    let Ok(asked_for) = std::env::var("BURN_PAGED_KERNEL") else {
+        return true;
+    };
+    let is = |kernel: &AttentionKernel| format!("{kernel:?}") == asked_for;
+    let all = AttentionKernel::ALL;
+    assert!(all.iter().any(is), "BURN_PAGED_KERNEL is one of {all:?}");
+    is(&choice.kernel())
 }
 
 /// Takes cases on as many threads as there are cores for this process: the loops on the host take longer than the kernels.
@@ -372,27 +398,36 @@ fn with_fixed_parts_a_row_does_not_depend_on_the_batch() {
 /// A block number outside of the cache, inside of a sequence, leaves its keys out and reads nothing else.
 #[test]
 fn keys_without_a_block_are_left_out_by_every_kernel() {
+    // The third is larger than what a copy brings.
+    for (dtype, head_dim, block, num_keys, lost) in [
+        (Dtype::F16, 64, 16, 150, 2),
+        (Dtype::Bf16, 128, 16, 150, 2),
+        (Dtype::Bf16, 128, 256, 700, 1),
+    ] {
+        leave_a_block_out(dtype, head_dim, block, num_keys, lost);
+    }
+}
+
+fn leave_a_block_out(dtype: Dtype, head_dim: usize, block: usize, num_keys: usize, lost: usize) {
     let launcher = launcher();
-    let heads = heads(2, 1, 64);
-    let dtype = Dtype::F16;
+    let heads = heads(2, 1, head_dim);
     if !launcher.facts().has_mma(dtype.elem()) {
         println!("skipped: no tensor cores");
         return;
     }
     let options = AttentionOptions {
         causal: false,
-        ..AttentionOptions::causal(64)
+        ..AttentionOptions::causal(head_dim)
     };
-    let (block, lost) = (16, 2);
     for fp8 in [false, true] {
-        let mut whole = HostBatch::random(dtype, heads, &[(40, 150)], 4.0);
+        let mut whole = HostBatch::random(dtype, heads, &[(40, num_keys)], 4.0);
         if fp8 {
             whole.quantise();
         }
-        let blocks = Blocks::shuffled(&[150], block, false);
+        let blocks = Blocks::shuffled(&[num_keys], block, false);
         // The same without the keys of one block: there is no mask, so that positions do not matter.
         let mut without = whole.clone();
-        let rows = lost * block * 64..(lost + 1) * block * 64;
+        let rows = lost * block * head_dim..(lost + 1) * block * head_dim;
         without.sequences[0].k.drain(rows.clone());
         without.sequences[0].v.drain(rows);
         let exact = without.attend(Arith::Exact, &options);
@@ -403,10 +438,15 @@ fn keys_without_a_block_are_left_out_by_every_kernel() {
                 lost: Some((lost, wrong)),
                 ..blocks.clone()
             };
-            for kernel in tiled(&launcher) {
+            let tiles = match launcher.facts().hopper {
+                true => HopperTile::all(head_dim, if fp8 { 1 } else { 2 }),
+                false => Vec::new(),
+            };
+            let kernels = tiled(&launcher).into_iter().map(AttentionChoice::Kernel);
+            for kernel in kernels.chain(tiles.into_iter().map(AttentionChoice::Prefill)) {
                 let result = try_paged(
                     &launcher,
-                    Some(AttentionChoice::Kernel(kernel)),
+                    Some(kernel),
                     &whole,
                     Layout::Dense,
                     &broken,
@@ -419,7 +459,7 @@ fn keys_without_a_block_are_left_out_by_every_kernel() {
                     result => result.unwrap(),
                 };
                 assert_close(
-                    &format!("{kernel:?} {wrong} {fp8}"),
+                    &format!("{kernel:?} {head_dim} {block} {wrong} {fp8}"),
                     dtype,
                     &got.0,
                     &exact.0,
