@@ -50,10 +50,10 @@ pub(crate) fn exchange_words(value: u32, #[comptime] bit: u32) -> u32 {
 /// The value of the unit whose number in the warp differs by `bit`.
 #[cube]
 fn exchange(value: f32, #[comptime] bit: u32) -> f32 {
-    // As a value, not as the address of a variable. And not pure: what follows it in the text, a wait for products, stays behind it.
+    // As a value, not as the address of a variable.
     let value = value * 1.0;
     let other: f32;
-    gpu_asm!("shfl.sync.bfly.b32 {}, {}, {bit}, 0x1f, -1;", out(_) other, in(_) value, options(nomem));
+    gpu_asm!("shfl.sync.bfly.b32 {}, {}, {bit}, 0x1f, -1;", out(_) other, in(_) value, options(pure, nomem));
     other * 1.0
 }
 

@@ -83,7 +83,7 @@ impl HopperSpec {
         self.tile.warpgroups < 3
     }
 
-    /// Pieces of a tile of keys: those of one block, or packed ones, and of each a share for every cube of the cluster.
+    /// Pieces of a tile of keys, each brought by one copy.
     pub(super) fn pieces(self) -> u32 {
         (self.tile.keys / self.piece_keys) as u32
     }

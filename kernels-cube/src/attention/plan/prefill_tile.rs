@@ -45,8 +45,7 @@ impl HopperTile {
     /// On an H200, heads of 128: 16 prompts of 1,024 tokens 319 us staying against 393 leaving, 4 of 4,096 863 against 928, of
     /// mixed lengths 548 against 622; 16 times 128 tokens over 4,096 227 against 229, decodes and chunks in one call 362 against
     /// 383. A third stage gains nothing: 321, 868, 549, 227 and 373. In pairs, with another softmax and on another card, 16 prompts of 1,024
-    /// 306 us against 322 staying alone, 4 of 4,096 890 against 928, 2,048 over 32,768 1,667 against 1,727: half as much comes out of
-    /// the L2 cache, at no cost but that of a card at its power.
+    /// 306 us against 322 staying alone, 4 of 4,096 890 against 928, 2,048 over 32,768 1,667 against 1,727.
     pub(in crate::attention) fn new(facts: &DeviceFacts, problem: &AttentionProblem) -> Self {
         let (head_dim, kv_bytes) = (problem.head_dim, problem.kv_dtype.size());
         let of = |stays, cluster| Self::of(head_dim, kv_bytes, stays, cluster);
