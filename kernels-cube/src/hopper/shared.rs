@@ -66,6 +66,22 @@ pub(crate) fn store_f32x2(address: u32, first: f32, second: f32) {
     gpu_asm!("st.shared.v2.f32 [{}], {{{}, {}}};", in(_) address, in(_) first, in(_) second);
 }
 
+/// Stores one word of anything.
+#[cube]
+pub(crate) fn store_word(address: u32, word: u32) {
+    // As a value, not as the address of a variable.
+    let word = word + 0;
+    gpu_asm!("st.shared.b32 [{}], {};", in(_) address, in(_) word);
+}
+
+/// One word of anything.
+#[cube]
+pub(crate) fn load_word(address: u32) -> u32 {
+    let word: u32;
+    gpu_asm!("ld.shared.b32 {}, [{}];", out(_) word, in(_) address);
+    word + 0
+}
+
 /// Four words; the address is a multiple of 16.
 #[cube]
 pub(crate) fn load_f32x4(address: u32) -> Vector<f32, Const<4>> {

@@ -80,3 +80,16 @@ pub(crate) fn give_registers(#[comptime] count: u32) {
 pub(crate) fn take_registers(#[comptime] count: u32) {
     gpu_asm!("setmaxnreg.inc.sync.aligned.u32 {count};");
 }
+
+/// 1 for one unit of the warp, 0 for the others. All of the warp together.
+///
+/// What stands behind a test of it the assembler knows to be done by one unit, and gives it the values of that unit without a loop over all.
+#[cube]
+pub(crate) fn elected() -> u32 {
+    let elected: u32;
+    gpu_asm!(
+        "{{ .reg .pred elected; elect.sync _|elected, 0xffffffff; selp.u32 {}, 1, 0, elected; }}",
+        out(_) elected
+    );
+    elected + 0
+}

@@ -746,7 +746,7 @@ const NUMBERS_OF_ROWS: &str = "numbers of the tile of rows, none of which the lo
 /// The same over pages, for heads of `head_dim` elements.
 fn hopper_prefill(head_dim: usize) -> Promise {
     match head_dim {
-        ..=64 => HOPPER_PREFILL.with_local_memory(16, 52, NUMBERS_OF_ROWS),
+        ..=64 => HOPPER_PREFILL.with_local_memory(8, 40, NUMBERS_OF_ROWS),
         _ => HOPPER_PREFILL,
     }
 }

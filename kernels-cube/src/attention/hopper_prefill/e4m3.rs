@@ -3,9 +3,9 @@
 
 use cubecl::prelude::*;
 
-use super::producer::Piece;
 use super::scores::Scales;
 use super::spec::HopperSpec;
+use super::work::{Call, Work};
 use super::{Places, Ring, ring_from};
 use crate::e4m3::code_pair;
 use crate::hopper::{mbarrier, shared, tma, warpgroup};
@@ -17,7 +17,7 @@ pub(super) const CONVERTERS: u32 = 3;
 const CONVERTED_KEYS: u32 = 16;
 
 /// Of half a warp, each unit asks for a block of a tile of keys; of the other half, for one of values.
-pub(super) const HALF_WARP: u32 = 16;
+const HALF_WARP: u32 = 16;
 
 /// In place of the lost blocks of a tile of codes: no tile comes any more.
 const NO_MORE: u32 = u32::MAX;
@@ -29,13 +29,16 @@ pub(super) fn load_codes<F: Float>(
     k_map: u64,
     v: &TensorMap<F, Tiled>,
     head: u32,
-    piece: &Piece,
+    nth: i32,
+    call: &Call<'_>,
+    work: &Work,
     places: &Places,
     missed: &mut Shared<[u32]>,
     ring: &Ring,
     lane: u32,
     #[comptime] spec: HopperSpec,
 ) {
+    let piece = piece_of(lane % HALF_WARP, nth, call, work, spec);
     ring.wait(places.codes_empty);
     sync_plane();
     let lost = plane_ballot(piece.lost).extract(0usize);
@@ -70,6 +73,43 @@ pub(super) fn load_codes<F: Float>(
         );
     }
     sync_plane();
+}
+
+/// The part of a tile of keys that a unit asks for: those of one block.
+#[derive(CubeType, Clone, Copy)]
+struct Piece {
+    /// The block, or -1 for none: then the engine fills in zeros.
+    block: i32,
+    /// The first key, counted in the block.
+    token: i32,
+    /// Whether some row sees keys of it, but the cache does not have them.
+    lost: bool,
+}
+
+/// Piece `piece` of tile `nth`. Looked up when it is needed: units have no registers left to keep what they knew ahead.
+#[cube]
+fn piece_of(
+    piece: u32,
+    nth: i32,
+    call: &Call<'_>,
+    work: &Work,
+    #[comptime] spec: HopperSpec,
+) -> Piece {
+    let position = work.base(nth, spec) + piece as i32 * comptime!(spec.piece_keys as i32);
+    let wanted = piece < comptime!(spec.pieces()) && work.sees_piece(position, spec);
+    let mut entry = -1i32.runtime();
+    if wanted {
+        let sequence = work.tile.sequence;
+        entry = call
+            .table
+            .entry_at(call.block_table, sequence, position, call.block_log2);
+    }
+    let block = call.table.block_of(entry);
+    Piece {
+        block,
+        token: position & ((1i32 << call.block_log2 as i32) - 1),
+        lost: wanted && block < 0,
+    }
 }
 
 /// Where a stage of codes has its lost blocks.

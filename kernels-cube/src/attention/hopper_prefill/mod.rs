@@ -28,6 +28,7 @@
 //! - `spec.rs`: what is compiled in
 //! - `work.rs`: which tiles of rows a cube takes, and their keys
 //! - `producer.rs`: the warps that ask for tiles
+//! - `blocks.rs`: which blocks hold the pieces of tiles
 //! - `e4m3.rs`: the warps that convert codes of eight bits, and what else only these need
 //! - `consumer.rs`: the warpgroups that multiply
 //! - `scores.rs`: masks, and scores turned into weights
@@ -41,6 +42,7 @@
               parts share comes one by one"
 )]
 
+mod blocks;
 mod consumer;
 mod e4m3;
 mod output;
@@ -56,6 +58,7 @@ use super::mask::MaskBounds;
 use crate::hopper::{cluster, mbarrier, shared, warpgroup, wgmma};
 use crate::layout::HeadLayout;
 use crate::paged::BlockTableShape;
+use blocks::SHELF_WORDS;
 use consumer::multiply_tiles;
 use e4m3::{CONVERTERS, convert_tiles};
 use producer::{ask_for_keys, ask_for_values};
@@ -114,10 +117,12 @@ pub(super) fn hopper_prefill_kernel<F: Float>(
     // For each stage, and behind them for each stage of codes: a bit for each piece of its tile whose block is none of the cache's.
     let mut missed = Shared::<[u32]>::new_slice(comptime!(spec.tile.stages + spec.tile.codes));
     let mut tickets = Shared::<[u32]>::new_slice(comptime!(DRAWN as usize));
+    let shelves = Shared::<[u32]>::new_aligned_slice(comptime!(2 * SHELF_WORDS as usize), 16usize);
     let places = places_in(
         shared::address(&memory),
         shared::address(&barriers),
         shared::address(&tickets),
+        shared::address(&shelves),
         spec,
     );
     let unit = UNIT_POS;
@@ -201,6 +206,8 @@ struct Places {
     drawn_empty: u32,
     /// The numbers of drawn tiles.
     tickets: u32,
+    /// What the warps that ask know of the block table: those of keys, and then those of values.
+    shelves: u32,
     /// This cube's place in its cluster.
     rank: u32,
     /// The first tile of codes of keys; those of values follow.
@@ -211,7 +218,13 @@ struct Places {
 
 /// Tiles from `memory` on, barriers of eight bytes from `barriers` on, in the order in which they are named here.
 #[cube]
-fn places_in(memory: u32, barriers: u32, tickets: u32, #[comptime] spec: HopperSpec) -> Places {
+fn places_in(
+    memory: u32,
+    barriers: u32,
+    tickets: u32,
+    shelves: u32,
+    #[comptime] spec: HopperSpec,
+) -> Places {
     let stages = comptime!(spec.tile.stages as u32);
     let mut rank = 0u32.runtime();
     if comptime!(spec.cubes() > 1) {
@@ -229,6 +242,7 @@ fn places_in(memory: u32, barriers: u32, tickets: u32, #[comptime] spec: HopperS
         drawn_full: barriers + comptime!(16 + 32 * stages),
         drawn_empty: barriers + comptime!(16 + 32 * stages + 8 * DRAWN),
         tickets,
+        shelves,
         rank: rank + 0,
         codes: memory + comptime!(spec.all_query_bytes() + 2 * stages * spec.key_bytes()),
         codes_full: barriers + comptime!(16 + 32 * stages + 16 * DRAWN),

@@ -2,12 +2,13 @@
 
 use cubecl::prelude::*;
 
-use super::e4m3::{HALF_WARP, load_codes, no_more_codes};
+use super::blocks::{Blocks, SHELF_WORDS, first_blocks};
+use super::e4m3::{load_codes, no_more_codes};
 use super::spec::HopperSpec;
 use super::work::{Call, DRAWER, Work, give_ticket, next_work, sent_ticket, slots_from, work_of};
 use super::{Places, ring_from};
 use crate::attention::keys::BatchShape;
-use crate::hopper::{mbarrier, tma};
+use crate::hopper::{mbarrier, tma, warpgroup};
 
 /// The work of the warp that asks for queries and keys, or, over codes of eight bits, for all. It draws tiles of rows for all warps.
 #[cube]
@@ -26,10 +27,6 @@ pub(super) fn ask_for_keys<F: Float>(
 ) {
     let q_map = tma::map_address(q);
     let k_map = tma::map_address(k);
-    let mut nth_piece = lane;
-    if comptime!(spec.mma.fp8) {
-        nth_piece = lane % HALF_WARP;
-    }
     let mut ring = ring_from(1u32);
     let mut query_parity = 1u32.runtime();
     // Of a cluster, one cube draws, and the others take what it sends.
@@ -40,7 +37,7 @@ pub(super) fn ask_for_keys<F: Float>(
     while nth_work < call.deal.count {
         let work = work_of(nth_work, call, spec);
         let kv_head = work.kv_head(call) as u32;
-        let mut blocks = first_blocks(call, &work, lane, spec);
+        let mut blocks = first_blocks(call, &work, places.shelves, lane, spec);
         // The next tile of rows is drawn two tiles of keys before the end, because the answer takes as long as one. Not
         // earlier: what a cube holds while it is busy, another that is done cannot take.
         let mut next = 0u32.runtime();
@@ -54,38 +51,37 @@ pub(super) fn ask_for_keys<F: Float>(
                     next = drawn[0usize].fetch_add(1u32);
                 }
             }
-            let base = work.base(nth, spec);
-            blocks.advance_to(nth, call, &work, lane, spec);
-            let piece = piece_at(call, &work, base, nth_piece as i32, &blocks, nth, spec);
             if comptime!(spec.mma.fp8) {
-                load_codes(k_map, v, kv_head, &piece, places, missed, &ring, lane, spec);
-            } else {
-                ring.wait(places.keys_empty);
-                if comptime!(spec.is_paged()) {
-                    sync_plane();
-                    let lost = plane_ballot(piece.lost).extract(0usize);
-                    if lane == 0 {
-                        missed[ring.stage as usize] = lost;
-                    }
-                }
-                load_piece(
-                    places.keys_at(ring.stage, spec),
-                    k_map,
-                    kv_head,
-                    &piece,
-                    ring.barrier(places.keys_full),
-                    lane,
-                    places.rank,
-                    spec,
+                load_codes(
+                    k_map, v, kv_head, nth, call, &work, places, missed, &ring, lane, spec,
                 );
+            } else {
+                blocks.advance_to(nth, call, &work, lane, spec);
+                ring.wait(places.keys_empty);
+                if warpgroup::elected() == 1 {
+                    if comptime!(spec.is_paged()) {
+                        missed[ring.stage as usize] = blocks.lost(nth, spec);
+                    }
+                    load_tile(
+                        places.keys_at(ring.stage, spec),
+                        k_map,
+                        kv_head,
+                        nth,
+                        call,
+                        &work,
+                        &blocks,
+                        ring.barrier(places.keys_full),
+                        places.rank,
+                        spec,
+                    );
+                }
             }
             if nth == 0 {
                 // After the first keys: these need not wait until the last queries are done with.
                 mbarrier::wait(places.queries_empty, query_parity);
-                if lane == 0 {
+                if warpgroup::elected() == 1 {
                     load_queries(places, q_map, &work, call.batch, spec);
                 }
-                sync_plane();
                 query_parity ^= 1;
             }
             ring.advance(spec.asked_stages());
@@ -134,22 +130,25 @@ pub(super) fn ask_for_values<F: Float>(
     while nth_work < call.deal.count {
         let work = work_of(nth_work, call, spec);
         let kv_head = work.kv_head(call) as u32;
-        let mut blocks = first_blocks(call, &work, lane, spec);
+        let shelf = places.shelves + comptime!(4 * SHELF_WORDS);
+        let mut blocks = first_blocks(call, &work, shelf, lane, spec);
         for nth in 0..work.num_tiles {
-            let base = work.base(nth, spec);
             blocks.advance_to(nth, call, &work, lane, spec);
-            let piece = piece_at(call, &work, base, lane as i32, &blocks, nth, spec);
             ring.wait(places.values_empty);
-            load_piece(
-                places.values_at(ring.stage, spec),
-                v_map,
-                kv_head,
-                &piece,
-                ring.barrier(places.values_full),
-                lane,
-                places.rank,
-                spec,
-            );
+            if warpgroup::elected() == 1 {
+                load_tile(
+                    places.values_at(ring.stage, spec),
+                    v_map,
+                    kv_head,
+                    nth,
+                    call,
+                    &work,
+                    &blocks,
+                    ring.barrier(places.values_full),
+                    places.rank,
+                    spec,
+                );
+            }
             ring.advance(comptime!(spec.tile.stages as u32));
         }
         nth_work = next_work(call, places, tickets, &mut slots, lane, spec);
@@ -159,7 +158,7 @@ pub(super) fn ask_for_values<F: Float>(
     }
 }
 
-/// Asks for the queries of a tile of rows.
+/// Asks for the queries of a tile of rows. One unit.
 #[cube]
 fn load_queries(
     places: &Places,
@@ -189,185 +188,66 @@ fn load_queries(
     }
 }
 
-/// The part of a tile of keys that one unit of the producer asks for: those of one block, or packed ones.
-#[derive(CubeType, Clone, Copy)]
-pub(super) struct Piece {
-    /// The block, or -1 for none: then the engine fills in zeros. 0 for packed keys.
-    pub(super) block: i32,
-    /// The first key, counted in the block or among all packed keys.
-    pub(super) token: i32,
-    block_log2: u32,
-    /// Whether some row sees keys of it, but the cache does not have them.
-    pub(super) lost: bool,
-}
-
-/// Entries of the block table, one for each unit of the warp: those of the tiles of keys that are asked for now, and those of as
-/// many that follow, which nobody waits for before their time has come.
-#[derive(CubeType)]
-struct Blocks {
-    now: i32,
-    coming: i32,
-}
-
-/// The entries of the first tiles, on their way.
+/// Asks for tile `nth` of keys or of values, piece by piece. One unit.
 #[cube]
-fn first_blocks(call: &Call<'_>, work: &Work, lane: u32, #[comptime] spec: HopperSpec) -> Blocks {
-    Blocks {
-        now: -1i32.runtime(),
-        coming: entry_of(call, work, 0i32.runtime(), lane, spec),
-    }
-}
-
-#[cube]
-impl Blocks {
-    /// Makes those of tile `nth` known; tiles one after the other. All of the warp together.
-    fn advance_to(
-        &mut self,
-        nth: i32,
-        call: &Call<'_>,
-        work: &Work,
-        lane: u32,
-        #[comptime] spec: HopperSpec,
-    ) {
-        if comptime!(spec.looks_ahead()) {
-            let at_once = comptime!(spec.tiles_at_once() as i32);
-            if nth % at_once == 0 {
-                self.now = self.coming;
-                self.coming = entry_of(call, work, nth + at_once, lane, spec);
-            }
-        }
-    }
-
-    /// The entry of piece `piece` of tile `nth`. All of the warp together.
-    fn entry(&self, nth: i32, piece: i32, #[comptime] spec: HopperSpec) -> i32 {
-        let pieces = comptime!(spec.pieces());
-        let nth = nth as u32 % comptime!(spec.tiles_at_once());
-        // Some have read entries, or drawn a tile, and all have to take part.
-        sync_plane();
-        plane_shuffle(self.now, nth * pieces + piece as u32 % pieces)
-    }
-}
-
-/// What unit `lane` knows of the table: an entry of tile `nth` or of one that follows, or -1 where no row sees its keys.
-#[cube]
-fn entry_of(
-    call: &Call<'_>,
-    work: &Work,
-    nth: i32,
-    lane: u32,
-    #[comptime] spec: HopperSpec,
-) -> i32 {
-    let mut entry = -1i32.runtime();
-    if comptime!(spec.looks_ahead()) {
-        let pieces = comptime!(spec.pieces());
-        let piece = (lane % pieces) as i32;
-        let nth = nth + (lane / pieces) as i32;
-        let position = work.base(nth, spec) + piece * comptime!(spec.piece_keys as i32);
-        if nth < work.num_tiles && work.sees_piece(position, spec) {
-            let sequence = work.tile.sequence;
-            entry = call
-                .table
-                .entry_at(call.block_table, sequence, position, call.block_log2);
-        }
-    }
-    entry
-}
-
-/// Piece `piece` of tile `nth`, whose first key is `base`.
-#[cube]
-fn piece_at(
-    call: &Call<'_>,
-    work: &Work,
-    base: i32,
-    piece: i32,
-    blocks: &Blocks,
-    nth: i32,
-    #[comptime] spec: HopperSpec,
-) -> Piece {
-    if comptime!(spec.is_paged()) {
-        let position = base + piece * comptime!(spec.piece_keys as i32);
-        let wanted = piece < comptime!(spec.pieces() as i32) && work.sees_piece(position, spec);
-        let mut entry = -1i32.runtime();
-        if comptime!(spec.looks_ahead()) {
-            entry = blocks.entry(nth, piece, spec);
-        } else if wanted {
-            let sequence = work.tile.sequence;
-            entry = call
-                .table
-                .entry_at(call.block_table, sequence, position, call.block_log2);
-        }
-        let block = call.table.block_of(entry);
-        Piece {
-            block,
-            token: position & ((1i32 << call.block_log2 as i32) - 1),
-            block_log2: call.block_log2,
-            lost: wanted && block < 0,
-        }
-    } else {
-        let mut token = work.tile.keys.begin + base;
-        if comptime!(spec.pieces() > 1) {
-            token += piece * comptime!(spec.piece_keys as i32);
-        }
-        Piece {
-            block: 0i32.runtime(),
-            token,
-            block_log2: call.block_log2,
-            lost: false.runtime(),
-        }
-    }
-}
-
-/// Asks for the pieces of a tile of keys or values, each unit for its own.
-#[cube]
-fn load_piece(
+fn load_tile(
     target: u32,
     map: u64,
     head: u32,
-    piece: &Piece,
+    nth: i32,
+    call: &Call<'_>,
+    work: &Work,
+    blocks: &Blocks,
     barrier: u32,
-    unit: u32,
     rank: u32,
     #[comptime] spec: HopperSpec,
 ) {
-    // Of a cluster, each cube asks for every so many-th piece, for all of them.
-    let asks = unit < comptime!(spec.pieces()) && unit % comptime!(spec.cubes()) == rank;
+    let cubes = comptime!(spec.cubes());
+    let share = comptime!(spec.pieces() / cubes);
     let piece_bytes = comptime!(spec.piece_keys as u32 / 8 * spec.eight_keys_bytes());
-    if unit == 0 {
-        mbarrier::arrive_expect(barrier, comptime!(spec.key_bytes()).runtime());
-    }
-    sync_plane();
-    if comptime!(spec.by_slots) {
-        if asks {
-            // Slots before the first, without a block: the engine fills in zeros.
-            let slot = (piece.block << piece.block_log2 as i32) + piece.token;
-            let target = target + unit * piece_bytes;
-            tma::load_slots(
-                target,
-                map,
-                slot >> 3,
-                head,
-                barrier,
-                tma::Reuse::Often,
-                spec.cubes(),
-            );
-        }
-    } else if asks {
+    mbarrier::arrive_expect(barrier, comptime!(spec.key_bytes()).runtime());
+    // Of a cluster, each cube asks for its share, for all of them.
+    let first = rank * share;
+    let at_once = comptime!(share.min(4));
+    #[unroll]
+    for group in 0..comptime!(share / at_once) {
+        let first = first + comptime!(group * at_once);
+        let places = blocks.places(nth, first, at_once, spec);
         #[unroll]
-        for block in 0..comptime!(spec.columns()) {
-            let target = target + comptime!(block * spec.column_bytes()) + unit * piece_bytes;
-            let column = comptime!(block * tma::TILE_COLUMNS as u32).runtime();
-            tma::load_heads(
-                target,
-                map,
-                column,
-                head,
-                piece.token,
-                piece.block,
-                barrier,
-                tma::Reuse::Often,
-                spec.cubes(),
-            );
+        for piece in 0..at_once {
+            let target = target + (first + piece) * piece_bytes;
+            let place = places[comptime!(piece as usize)];
+            if comptime!(spec.by_slots) {
+                tma::load_slots(target, map, place, head, barrier, tma::Reuse::Often, cubes);
+            } else {
+                let mut token = 0i32.runtime();
+                // Several pieces of a cube are whole blocks.
+                if comptime!(!spec.is_paged() || share == 1) {
+                    token = work.base(nth, spec)
+                        + (first + piece) as i32 * comptime!(spec.piece_keys as i32);
+                }
+                let mut block = 0i32.runtime();
+                if comptime!(spec.is_paged()) {
+                    block = place;
+                    token = token & ((1i32 << call.block_log2 as i32) - 1);
+                } else {
+                    token += work.tile.keys.begin;
+                }
+                #[unroll]
+                for column in 0..comptime!(spec.columns()) {
+                    tma::load_heads(
+                        target + comptime!(column * spec.column_bytes()),
+                        map,
+                        comptime!(column * tma::TILE_COLUMNS as u32).runtime(),
+                        head,
+                        token,
+                        block,
+                        barrier,
+                        tma::Reuse::Often,
+                        cubes,
+                    );
+                }
+            }
         }
     }
-    sync_plane();
 }

@@ -116,8 +116,11 @@ impl RowPair {
             }
         }
         let low_best = low_best.max(low_odd);
-        // Never true: what follows is to come after, and nothing else would tell the assembler.
-        let mut high_best = select(low_best < f32::min_value(), low_best, self.high_max);
+        let mut high_best = self.high_max;
+        if comptime!(!spec.searches_late()) {
+            // Never true: what follows is to come after, and nothing else would tell the assembler.
+            high_best = select(low_best < f32::min_value(), low_best, high_best);
+        }
         let low_best = grown(self.low_max, warpgroup::row_max(low_best), factors.low);
         let low = power((self.low_max - low_best) * factors.low, spec.mma);
         let low_base = exponent_base(low_best, factors.low);
@@ -130,6 +133,10 @@ impl RowPair {
                 scores[comptime!(4 * i + 1)] * factors.low - low_base,
                 spec.mma,
             );
+            if comptime!(spec.searches_late() && i == 0) {
+                // Never true, as above.
+                high_best = select(a > f32::max_value(), a, high_best);
+            }
             low_sum += a + b;
             scores[comptime!(4 * i)] = a;
             scores[comptime!(4 * i + 1)] = b;

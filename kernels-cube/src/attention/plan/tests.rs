@@ -130,8 +130,8 @@ fn tiles_for_hopper_fit_into_shared_memory() {
     for (head_dim, kv_bytes) in two_bytes.into_iter().chain(one_byte) {
         for tile in HopperTile::all(head_dim, kv_bytes) {
             let stages = tile.stages + tile.codes;
-            let barriers = 8 * (4 * stages + 6) + 4 * stages + 8;
-            assert!(tile.data_bytes() + barriers <= gpu().max_shared_memory_bytes);
+            let (barriers, blocks) = (8 * (4 * stages + 6) + 4 * stages + 8, 4 * 64);
+            assert!(tile.data_bytes() + barriers + blocks <= gpu().max_shared_memory_bytes);
             assert!(tile.columns * 64 >= head_dim && tile.stages >= 2);
             assert_eq!(tile.codes >= 2, kv_bytes == 1);
         }
