@@ -8,6 +8,7 @@ use crate::arith::{Arith, Dtype};
 use crate::compare::{assert_close, assert_same};
 use crate::place::{Layout, Placed, launcher, launchers, runs};
 use crate::random::Random;
+use crate::share::Share;
 
 /// Rows of a gate, and then of what it lets through, in weights for [`Epilogue::SiluAndMul`].
 const TURN: usize = 64;
@@ -228,23 +229,24 @@ fn on_hopper(cases: &[(usize, usize, usize)], dtype: Dtype, epilogue: Epilogue) 
         return;
     }
     let mut count = 0;
-    for &(tokens, inner, rows) in cases {
-        for (at, layout) in [Layout::Dense, Layout::Pitched].into_iter().enumerate() {
-            let case = Case {
-                tokens,
-                inner,
-                rows,
-                dtype,
-                layout,
-                bias: (tokens + at).is_multiple_of(2),
-                epilogue,
-            };
-            let plans = hopper_plans(&launcher, &case);
-            assert!(!plans.contains(&LinearPlan::Portable), "{case:?}");
-            let plans: Vec<_> = plans.into_iter().map(Some).collect();
-            case.check(&launcher, &plans);
-            count += plans.len();
-        }
+    let Share { first, step } = Share::of_this_process();
+    let layouts = [Layout::Dense, Layout::Pitched].into_iter().enumerate();
+    let cases = layouts.flat_map(|layout| cases.iter().map(move |case| (layout, case)));
+    for ((at, layout), &(tokens, inner, rows)) in cases.skip(first).step_by(step) {
+        let case = Case {
+            tokens,
+            inner,
+            rows,
+            dtype,
+            layout,
+            bias: (tokens + at).is_multiple_of(2),
+            epilogue,
+        };
+        let plans = hopper_plans(&launcher, &case);
+        assert!(!plans.contains(&LinearPlan::Portable), "{case:?}");
+        let plans: Vec<_> = plans.into_iter().map(Some).collect();
+        case.check(&launcher, &plans);
+        count += plans.len();
     }
     println!("linear on matrix units, {dtype:?}, {epilogue:?}: {count} cases");
 }

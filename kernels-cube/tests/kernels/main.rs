@@ -3,6 +3,7 @@
 //! - `arith.rs`, `random.rs`: dtypes and their rounding, reproducible numbers
 //! - `place.rs`: tensors on the device in any layout, with poison around them
 //! - `compare.rs`: the one comparison
+//! - `share.rs`: parts of a long table for several processes
 //! - `attention/`, `cache.rs`, `merge.rs`, `linear.rs`, `norm.rs`, `rotary.rs`, `rows.rs`, `sample.rs`: the ops
 //! - `fp8.rs`: the cache of eight bits, but for attention over it
 //! - `large.rs`: offsets that 32 bits do not hold, where the memory is there
@@ -33,3 +34,4 @@ mod refuse;
 mod rotary;
 mod rows;
 mod sample;
+mod share;

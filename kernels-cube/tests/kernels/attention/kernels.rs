@@ -13,6 +13,7 @@ use super::host::{Attended, Blocks, Heads, HostBatch, try_packed, try_paged};
 use crate::arith::{Arith, Dtype};
 use crate::compare::{assert_close, assert_same};
 use crate::place::{Layout, launcher};
+use crate::share::Share;
 
 /// Tiles that end inside a sequence and with it, sequences shorter than a tile, rows without keys, empty sequences.
 const MIXED: &[(usize, usize)] = &[
@@ -232,17 +233,6 @@ fn other_tiles(launcher: &Launcher, dtype: Dtype, case: &Case, fp8: bool) -> Vec
     tiles.map(AttentionChoice::Prefill).collect()
 }
 
-/// Which cases this process runs, `n/of` in `BURN_PAGED_CASES`: a runtime compiles one kernel after the other, so that a GPU takes
-/// the table in a few minutes from several processes, each with every so many-th case. Without it, all.
-fn share() -> (usize, usize) {
-    let Ok(share) = std::env::var("BURN_PAGED_CASES") else {
-        return (0, 1);
-    };
-    let share = share.split_once('/').expect("BURN_PAGED_CASES is n/of");
-    let number = |text: &str| text.parse().expect("BURN_PAGED_CASES is n/of");
-    (number(share.0), number(share.1))
-}
-
 /// Whether this process runs a kernel: the only one, where `BURN_PAGED_KERNEL` names it.
 fn is_asked_for(choice: &AttentionChoice) -> bool {
     let Ok(asked_for) = std::env::var("BURN_PAGED_KERNEL") else {
@@ -257,7 +247,7 @@ fn is_asked_for(choice: &AttentionChoice) -> bool {
 /// Takes cases on as many threads as there are cores for this process: the loops on the host take longer than the kernels.
 fn for_each_case(run: impl Fn(&Case) + Sync) {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-    let (first, step) = share();
+    let Share { first, step } = Share::of_this_process();
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..cores.div_ceil(step).min(CASES.len()) {
