@@ -8,7 +8,7 @@
 //! - `mbarrier`: barriers in shared memory that count arrivals and bytes
 //! - `tma`: copies of tiles between tensors and shared memory by the copy engine
 //! - `wgmma`: products of four warps, from shared memory, with sums in registers that only PTX knows by name
-//! - `warpgroup`: barriers of some warps, and registers moved from one warpgroup to another
+//! - `warpgroup`: barriers of some warps, one unit of a warp, and registers moved from one warpgroup to another
 //! - `cluster`: cubes that see each other's shared memory
 //!
 //! # A kernel in these terms

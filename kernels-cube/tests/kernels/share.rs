@@ -15,9 +15,8 @@ impl Share {
         };
         let (first, step) = share.split_once('/').expect("BURN_PAGED_CASES is n/of");
         let number = |text: &str| text.parse().expect("BURN_PAGED_CASES is n/of");
-        Self {
-            first: number(first),
-            step: number(step),
-        }
+        let (first, step) = (number(first), number(step));
+        assert!(first < step, "BURN_PAGED_CASES is {first}/{step}");
+        Self { first, step }
     }
 }

@@ -24,7 +24,7 @@ pub(super) struct Blocks {
     shelf: u32,
 }
 
-/// The entries of the first tiles, on their way. All of the warp together, as everything here but [`Blocks::places`].
+/// The entries of the first tiles, on their way. All of the warp together, as [`Blocks::advance_to`].
 #[cube]
 pub(super) fn first_blocks(
     call: &Call<'_>,
@@ -76,7 +76,7 @@ impl Blocks {
         }
     }
 
-    /// The pieces of tile `nth` that are lost, a bit each.
+    /// The pieces of tile `nth` that are lost, a bit each. Any unit of the warp, as [`Self::places`].
     pub(super) fn lost(&self, nth: i32, #[comptime] spec: HopperSpec) -> u32 {
         let pieces = comptime!(spec.pieces());
         let nth = nth as u32 % comptime!(spec.tiles_at_once());
@@ -84,7 +84,7 @@ impl Blocks {
     }
 
     /// Where `count` pieces of tile `nth` lie, one, two or four, from `first` on, a multiple of `count`: their blocks, or their first eight
-    /// slots; negative for none. Of packed keys nothing. Any unit of the warp.
+    /// slots; negative for none. Of packed keys nothing.
     pub(super) fn places(
         &self,
         nth: i32,

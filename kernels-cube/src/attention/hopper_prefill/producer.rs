@@ -220,18 +220,17 @@ fn load_tile(
             if comptime!(spec.by_slots) {
                 tma::load_slots(target, map, place, head, barrier, tma::Reuse::Often, cubes);
             } else {
-                let mut token = 0i32.runtime();
-                // Several pieces of a cube are whole blocks.
-                if comptime!(!spec.is_paged() || share == 1) {
-                    token = work.base(nth, spec)
-                        + (first + piece) as i32 * comptime!(spec.piece_keys as i32);
-                }
+                let position = work.base(nth, spec)
+                    + (first + piece) as i32 * comptime!(spec.piece_keys as i32);
+                let mut token = work.tile.keys.begin + position;
                 let mut block = 0i32.runtime();
                 if comptime!(spec.is_paged()) {
                     block = place;
-                    token = token & ((1i32 << call.block_log2 as i32) - 1);
-                } else {
-                    token += work.tile.keys.begin;
+                    token = 0i32.runtime();
+                    // Several pieces of a cube are whole blocks.
+                    if comptime!(share == 1) {
+                        token = position & ((1i32 << call.block_log2 as i32) - 1);
+                    }
                 }
                 #[unroll]
                 for column in 0..comptime!(spec.columns()) {

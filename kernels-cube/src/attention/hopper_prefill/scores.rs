@@ -134,8 +134,8 @@ impl RowPair {
                 spec.mma,
             );
             if comptime!(spec.searches_late() && i == 0) {
-                // Never true, as above.
-                high_best = select(a > f32::max_value(), a, high_best);
+                // True only where scores are so large that a power overflows; then `grown` takes the largest score so far from where it is kept.
+                high_best = select(a > f32::max_value(), f32::min_value(), high_best);
             }
             low_sum += a + b;
             scores[comptime!(4 * i)] = a;

@@ -137,6 +137,7 @@ const CASES: &[Case] = &[
     Case { lens: LONG, heads: heads(8, 1, 128), block_size: 256, window: Some(150), ..BASE },
     Case { lens: LONG, heads: heads(2, 2, 96), block_size: 32, softcap: Some(5.0), ..BASE },
     Case { lens: LONG, heads: heads(2, 1, 256), block_size: 128, ..BASE },
+    Case { lens: LONG, heads: heads(1, 1, 96), block_size: 256, ..BASE },
     Case { lens: LONG, heads: heads(4, 1, 80), block_size: 8, q_bound: 30.0, ..BASE },
     Case { lens: LONG, heads: heads(1, 2, 72), layout: Layout::Transposed, window: Some(64), causal: false, ..BASE },
     Case { lens: QUEUE, heads: heads(1, 8, 128), block_size: 64, ..BASE },
@@ -388,11 +389,12 @@ fn with_fixed_parts_a_row_does_not_depend_on_the_batch() {
 /// A block number outside of the cache, inside of a sequence, leaves its keys out and reads nothing else.
 #[test]
 fn keys_without_a_block_are_left_out_by_every_kernel() {
-    // The third is larger than what a copy brings.
+    // The third is larger than what a copy brings; the fourth is looked up behind others.
     for (dtype, head_dim, block, num_keys, lost) in [
         (Dtype::F16, 64, 16, 150, 2),
         (Dtype::Bf16, 128, 16, 150, 2),
         (Dtype::Bf16, 128, 256, 700, 1),
+        (Dtype::Bf16, 128, 8, 700, 40),
     ] {
         leave_a_block_out(dtype, head_dim, block, num_keys, lost);
     }
