@@ -11,7 +11,7 @@
 //!           much in length to be dealt beforehand, and some are not known to be empty.
 //! Memory    registers: scores, weights and output of a warpgroup. Shared: the queries of a tile; a ring of tiles of keys
 //!           and of values, in the order in which they are attended: from the last key to the first. Before it, if keys are
-//!           codes, a shorter ring of these.
+//!           codes, a shorter ring of these. What the warps that ask know of the block table.
 //! Softmax   row after row: a power takes a unit as long as some eight other operations, and so the largest score of the second row is
 //!           found while the powers of the first are taken, and weights are converted between those of the second.
 //! Numerics  as `mma_prefill.rs`. Of eight bits, as `hopper_decode/`.
