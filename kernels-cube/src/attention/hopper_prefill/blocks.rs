@@ -63,7 +63,7 @@ impl Blocks {
                 let mut place = block;
                 if comptime!(spec.by_slots) {
                     // Slots before the first, without a block: the engine fills in zeros.
-                    let token = own.position & ((1i32 << call.block_log2 as i32) - 1);
+                    let token = token_of(call, own.position);
                     place = ((block << call.block_log2 as i32) + token) >> 3;
                 }
                 // Some have read entries, or asked by the places before these, and all have to take part.
@@ -116,10 +116,16 @@ impl Blocks {
 
 /// The piece that a unit looks up.
 #[derive(CubeType, Clone, Copy)]
-struct Lookup {
-    position: i32,
+pub(super) struct Lookup {
+    pub(super) position: i32,
     /// Whether some row sees keys of it.
-    wanted: bool,
+    pub(super) wanted: bool,
+}
+
+/// The place of a key in its block, in tokens.
+#[cube]
+pub(super) fn token_of(call: &Call<'_>, position: i32) -> i32 {
+    position & ((1i32 << call.block_log2 as i32) - 1)
 }
 
 /// The piece that unit `lane` looks up, of tile `nth` or of one that follows.
@@ -137,7 +143,7 @@ fn lookup(work: &Work, nth: i32, lane: u32, #[comptime] spec: HopperSpec) -> Loo
 
 /// The entry of the block table for a piece, or -1 if nobody wants it.
 #[cube]
-fn entry_of(call: &Call<'_>, work: &Work, own: Lookup) -> i32 {
+pub(super) fn entry_of(call: &Call<'_>, work: &Work, own: Lookup) -> i32 {
     let mut entry = -1i32.runtime();
     if own.wanted {
         let sequence = work.tile.sequence;

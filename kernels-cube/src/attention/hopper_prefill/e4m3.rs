@@ -3,6 +3,7 @@
 
 use cubecl::prelude::*;
 
+use super::blocks::{Lookup, entry_of, token_of};
 use super::scores::Scales;
 use super::spec::HopperSpec;
 use super::work::{Call, Work};
@@ -97,17 +98,11 @@ fn piece_of(
 ) -> Piece {
     let position = work.base(nth, spec) + piece as i32 * comptime!(spec.piece_keys as i32);
     let wanted = piece < comptime!(spec.pieces()) && work.sees_piece(position, spec);
-    let mut entry = -1i32.runtime();
-    if wanted {
-        let sequence = work.tile.sequence;
-        entry = call
-            .table
-            .entry_at(call.block_table, sequence, position, call.block_log2);
-    }
+    let entry = entry_of(call, work, Lookup { position, wanted });
     let block = call.table.block_of(entry);
     Piece {
         block,
-        token: position & ((1i32 << call.block_log2 as i32) - 1),
+        token: token_of(call, position),
         lost: wanted && block < 0,
     }
 }

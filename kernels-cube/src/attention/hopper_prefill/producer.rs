@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::blocks::{Blocks, SHELF_WORDS, first_blocks};
+use super::blocks::{Blocks, SHELF_WORDS, first_blocks, token_of};
 use super::e4m3::{load_codes, no_more_codes};
 use super::spec::HopperSpec;
 use super::work::{Call, DRAWER, Work, give_ticket, next_work, sent_ticket, slots_from, work_of};
@@ -229,7 +229,7 @@ fn load_tile(
                     token = 0i32.runtime();
                     // Several pieces of a cube are whole blocks.
                     if comptime!(share == 1) {
-                        token = position & ((1i32 << call.block_log2 as i32) - 1);
+                        token = token_of(call, position);
                     }
                 }
                 #[unroll]
